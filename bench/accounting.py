@@ -1,0 +1,81 @@
+"""Bytes by kind at the peak of one step: weights, gradients, state, activations, temporaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from levelfield.bench.meter import StorageTracker, state_tensors, storage_key
+from levelfield.bench.stepper import Parameter, Stepper
+
+
+@contextmanager
+def account(
+    params: tuple[Parameter, ...],
+    model: nn.Module,
+    stepper: Stepper,
+    peaks: dict[str, int | None],
+) -> Iterator[Callable[[str], None]]:
+    """Track one step and merge its peak into `peaks` if it is the highest so far.
+
+    The kinds are those of the moment of the peak and add up to `total`. What is neither weight,
+    gradient nor state counts as `activations` when the peak falls into a pass, as `temporary` when
+    it falls into the update. `pass_peak` and `update_peak` are the totals of the two stretches.
+
+    Yields:
+        A callable for `StepBatch`, told where a pass begins and ends.
+    """
+    held = [*model.parameters(), *model.buffers()]
+    roots = [*held, *state_tensors(stepper.optimizers)]
+    gradients: set[int] = set()
+
+    def keep(param: Tensor) -> None:
+        if param.grad is not None:
+            gradients.add(storage_key(param.grad))
+
+    hooks = [param.tensor.register_post_accumulate_grad_hook(keep) for param in params]
+    tracker = StorageTracker(roots)
+    stretches: dict[str, tuple[int, dict[int, int]]] = {}
+    current = "update"
+
+    def close() -> None:
+        bytes_before = stretches.get(current, (0, {}))[0]
+        if tracker.peak_bytes > bytes_before:
+            stretches[current] = (tracker.peak_bytes, tracker.peak_sizes)
+        tracker.restart_peak()
+
+    def phase(name: str) -> None:
+        nonlocal current
+        close()
+        current = name
+
+    try:
+        with tracker:
+            yield phase
+        close()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    weights = {storage_key(tensor) for tensor in held}
+    state = {storage_key(tensor) for tensor in state_tensors(stepper.optimizers)}
+    where = max(stretches, key=lambda name: stretches[name][0])
+    total, sizes = stretches[where]
+    if total <= (peaks.get("total") or 0):
+        return
+    by_kind = {"weights": 0, "gradients": 0, "state": 0, "activations": 0, "temporary": 0}
+    for key, size in sizes.items():
+        if key in weights:
+            kind = "weights"
+        elif key in state:
+            kind = "state"
+        elif key in gradients:
+            kind = "gradients"
+        else:
+            kind = "activations" if where == "pass" else "temporary"
+        by_kind[kind] += size
+    peaks.update(by_kind)
+    peaks["total"] = total
+    for name in ("pass", "update"):
+        peaks[f"{name}_peak"] = stretches[name][0] if name in stretches else None

@@ -1,0 +1,192 @@
+"""The Python side of the command: `levelfield.run` and `levelfield.load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from levelfield.bench import study
+from levelfield.bench.registry import PROTOCOLS
+from levelfield.bench.spec import BenchError, Phase, Protocol, TrialRecord
+from levelfield.bench.store import Run, load_run
+from levelfield.bench.train_request import Progress, TrialRequest
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def phase(self, name: Phase, cells: int, done: int) -> None:
+        pass
+
+    def started(self, request: TrialRequest) -> None:
+        pass
+
+    def progress(self, progress: Progress) -> None:
+        pass
+
+    def finished(self, record: TrialRecord, fresh: bool) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+def load(path: Path | str) -> Run:
+    """Read a run: its manifest, its records, and what was odd about its files."""
+    return load_run(path)
+
+
+def run(
+    protocol: str | Protocol = "quick",
+    optimizers: Sequence[str] = (),
+    *,
+    settings: Sequence[str] = (),
+    seed: int = 0,
+    seeds: int | None = None,
+    slots: int | None = None,
+    device: str = "cpu",
+    out: Path | str = "runs",
+    watcher: study.Watcher | None = None,
+) -> Run:
+    """Tune, train and time methods under a protocol; returns the finished run.
+
+    Scripts need the usual `if __name__ == "__main__":`, since every trial runs in a process of
+    its own.
+
+    Args:
+        protocol: a name, a `file.py:PROTOCOL`, or a `Protocol`.
+        optimizers: names or `file.py:SPEC`; none means the protocol's own list.
+        settings: changed protocol fields, such as `budget.trials=12`; marks the run modified.
+        seed: of the whole run.
+        seeds: final seeds a method (default: the protocol's).
+        slots: trials at once (default: cores // threads, or the number of GPUs).
+        device: `cpu`, `cuda` (all of them) or `cuda:0`.
+        out: parent folder of the run's folder.
+
+    Raises:
+        BenchError: a mistake in what was asked for.
+    """
+    origin = "given as a record"
+    if isinstance(protocol, str):
+        loaded = PROTOCOLS.load(protocol)
+        protocol, origin = loaded.value, loaded.entry.origin
+    protocol = study.apply_settings(protocol, settings)
+    methods = study.load_methods(tuple(optimizers) or protocol.methods)
+    if not methods:
+        raise BenchError(f"protocol {protocol.name} names no methods", "name some with -o")
+    devices, slots = places(device, slots, protocol.threads)
+    writer = study.new_run(
+        protocol,
+        methods,
+        out=Path(out),
+        seed=_checked_seed(seed),
+        final_seeds=protocol.budget.seeds if seeds is None else seeds,
+        slots=slots,
+        device=device,
+        modified=settings,
+        origin=origin,
+    )
+    return _go(writer, protocol, methods, devices, slots, watcher)
+
+
+def resume(
+    path: Path | str,
+    *,
+    rerun_stale: bool = False,
+    slots: int | None = None,
+    watcher: study.Watcher | None = None,
+) -> Run:
+    """Finish exactly the missing cells of a run; everything else comes from its manifest.
+
+    Raises:
+        BenchError: no such run, in use, or made by other code (see `rerun_stale`).
+    """
+    return _reopen(Path(path), (), None, rerun_stale, slots, watcher)
+
+
+def extend(
+    path: Path | str,
+    optimizers: Sequence[str] = (),
+    *,
+    seeds: int | None = None,
+    slots: int | None = None,
+    watcher: study.Watcher | None = None,
+) -> Run:
+    """Add methods, or final seeds, to a run without training anything again."""
+    return _reopen(Path(path), optimizers, seeds, False, slots, watcher)
+
+
+def _reopen(
+    path: Path,
+    optimizers: Sequence[str],
+    seeds: int | None,
+    rerun_stale: bool,
+    slots: int | None,
+    watcher: study.Watcher | None,
+) -> Run:
+    writer, manifest = study.reopen(path)
+    protocol = study.manifest_protocol(manifest)
+    study.check_fresh(manifest, protocol)
+    methods = study.current_methods(manifest, rerun_stale)
+    added = study.load_methods(optimizers)
+    study.check_budget(protocol, seeds or manifest["final_seeds"])
+    devices, slots = places(manifest["device"], slots or manifest["slots"], protocol.threads)
+    with writer:
+        if rerun_stale:
+            study.refresh_methods(writer, methods)
+        if added or seeds is not None:
+            study.with_methods(writer, manifest, added, seeds)
+    return _go(writer, protocol, (*methods, *added), devices, slots, watcher)
+
+
+def _go(
+    writer: study.RunWriter,
+    protocol: Protocol,
+    methods: Sequence[study.Method],
+    devices: Sequence[str],
+    slots: int,
+    watcher: study.Watcher | None,
+) -> Run:
+    from levelfield.bench.execute import LocalExecutor
+
+    watcher = watcher or Silent()
+    with writer:
+        for note in writer.notes:
+            watcher.note(note)
+        executor = LocalExecutor(slots, devices, protocol.threads)
+        try:
+            study.Campaign(writer, protocol, methods, executor, watcher).run()
+        finally:
+            executor.close()
+    return load_run(writer.path)
+
+
+def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...], int]:
+    """The devices that slots run on, and how many slots.
+
+    Raises:
+        BenchError: an unknown device, one that is not there, or no slots.
+    """
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise BenchError(f"unknown device {device!r}", "accepted: cpu, cuda, cuda:0, cuda:1, ...")
+    if slots is not None and slots < 1:
+        raise BenchError(f"--slots {slots}", "accepted: 1 or more")
+    if kind == "cpu":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return ("cpu",), slots or max(1, (cores or 1) // threads)
+    from levelfield.bench.execute import cuda_devices
+
+    found = cuda_devices()
+    chosen = (device,) if index else found
+    if not chosen or any(name not in found for name in chosen):
+        have = ", ".join(found) or "no CUDA device"
+        raise BenchError(f"device {device!r} is not there", f"this machine has {have}; or cpu")
+    return chosen, slots or len(chosen)
+
+
+def _checked_seed(seed: int) -> int:
+    if not 0 <= seed < 2**40:
+        raise BenchError(f"--seed {seed}", "accepted: 0 to 2^40")
+    return seed

@@ -1,0 +1,209 @@
+"""What a step costs: bytes by kind from live storages, and clocks that wait for the device.
+
+Bytes come from a dispatch mode over storages, the same for every device: what autograd and the
+optimizer hold is seen by the ops that made it. Scratch space inside a kernel, the device's context
+and fragmentation are outside it. Measuring slows a step, so accounting runs on untimed steps.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+
+class Meter(Protocol):
+    """Clock and memory of a device."""
+
+    def now_s(self) -> float:
+        """Seconds on a monotonic clock, after the device has finished its work."""
+
+    def peaks(self) -> dict[str, int | None]:
+        """Peaks that the device itself reports: `reserved`, `rss`, `nvml`; None if it has none."""
+
+    def reasons(self) -> dict[str, str]:
+        """Why a peak is None."""
+
+
+class HostMeter:
+    """The CPU: a clock, and the resident set above what it was when the meter was made."""
+
+    def __init__(self) -> None:
+        self._baseline = _peak_rss()
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def peaks(self) -> dict[str, int | None]:
+        return {"reserved": None, "nvml": None, "rss": _peak_rss() - self._baseline}
+
+    def reasons(self) -> dict[str, str]:
+        return {
+            "peak_bytes.reserved": "a CPU has no caching allocator",
+            "peak_bytes.nvml": "no NVIDIA device",
+        }
+
+
+class CudaMeter:
+    """One CUDA device through torch's allocator."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def now_s(self) -> float:
+        torch.cuda.synchronize(self._device)  # the only wait: at the edges of a timed stretch
+        return time.perf_counter()
+
+    def peaks(self) -> dict[str, int | None]:
+        return {
+            "allocated": torch.cuda.max_memory_allocated(self._device),
+            "reserved": torch.cuda.max_memory_reserved(self._device),
+            "nvml": None,
+            "rss": None,
+        }
+
+    def reasons(self) -> dict[str, str]:
+        return {
+            "peak_bytes.nvml": "process memory is not read through NVML yet",
+            "peak_bytes.rss": "host memory says little on a CUDA device",
+        }
+
+
+class FakeMeter:
+    """A clock and peaks given by a test."""
+
+    def __init__(self, times_s: Iterable[float], peaks: Mapping[str, int | None]) -> None:
+        self._times, self._peaks = iter(times_s), dict(peaks)
+
+    def now_s(self) -> float:
+        return next(self._times)
+
+    def peaks(self) -> dict[str, int | None]:
+        return dict(self._peaks)
+
+    def reasons(self) -> dict[str, str]:
+        return {f"peak_bytes.{k}": "fake" for k, v in self._peaks.items() if v is None}
+
+
+def build_meter(device: torch.device) -> Meter:
+    """The meter of a device."""
+    return CudaMeter(device) if device.type == "cuda" else HostMeter()
+
+
+def _peak_rss() -> int:
+    """Peak resident set of this process in bytes (Linux counts KiB, macOS bytes)."""
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class StorageTracker(TorchDispatchMode):
+    """Counts live bytes by storage while it is entered, and remembers the moment of the peak.
+
+    Args:
+        roots: tensors that are alive already (weights, buffers, state).
+    """
+
+    def __init__(self, roots: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self._live: dict[int, int] = {}
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.peak_sizes: dict[int, int] = {}
+        for tensor in roots:
+            self._see(tensor)
+        self.restart_peak()
+
+    def restart_peak(self) -> None:
+        """Forget the peak: from here on it is what is live now."""
+        self.peak_bytes = self.live_bytes
+        self.peak_sizes = dict(self._live)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for item in tree_iter(result):
+            if isinstance(item, Tensor):
+                self._see(item)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        size = storage.nbytes()
+        known = self._live.get(key)
+        if known is None:
+            # The storage object lives as long as the memory does, views and autograd included.
+            weakref.finalize(storage, self._free, key).atexit = False
+        elif known == size:
+            return
+        self._live[key] = size
+        self.live_bytes += size - (known or 0)
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
+            self.peak_sizes = dict(self._live)
+
+    def _free(self, key: int) -> None:
+        self.live_bytes -= self._live.pop(key, 0)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What identifies a tensor's memory, shared by its views."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def state_tensors(holders: Iterable[Any]) -> Iterator[Tensor]:
+    """Every tensor of optimizer state, found by walking recursively; parameters are left out.
+
+    Args:
+        holders: `torch.optim.Optimizer`s, or anything that keeps tensors in attributes, mappings
+            and sequences (a projector object inside the state, say).
+    """
+    seen: set[int] = set()
+    for holder in holders:
+        # Weights and gradients hang off `param_groups`; those are no state.
+        skip = {id(p) for g in getattr(holder, "param_groups", ()) for p in g["params"]}
+        yield from _walk(getattr(holder, "state", holder), skip, seen)
+        for group in getattr(holder, "param_groups", ()):
+            extra = {key: value for key, value in group.items() if key not in ("params", "lr")}
+            yield from _walk(extra, skip, seen)
+        owned = getattr(holder, "state_holders", None)
+        if owned is not None:
+            yield from _walk(owned, skip, seen)
+
+
+def _walk(value: Any, skip: set[int], seen: set[int]) -> Iterator[Tensor]:
+    if id(value) in seen or id(value) in skip:
+        return
+    if isinstance(value, Tensor):
+        seen.add(id(value))
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _walk(item, skip, seen)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _walk(item, skip, seen)
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Generator)):
+        seen.add(id(value))
+        yield from _walk(vars(value), skip, seen)
+
+
+def state_bytes(holders: Iterable[Any]) -> int:
+    """Bytes of optimizer state, each storage once; 0-dim step counters are left out."""
+    sizes = {
+        storage_key(tensor): tensor.untyped_storage().nbytes()
+        for tensor in state_tensors(holders)
+        if tensor.ndim > 0
+    }
+    return sum(sizes.values())

@@ -1,0 +1,235 @@
+"""One mechanism finds specs, protocols, metrics and sections.
+
+Three origins: a file in the owner's folder, an entry point, `path/to/file.py:NAME` on the command
+line. A name is listed without importing the file; a broken plug-in breaks nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from levelfield.bench.digest import did_you_mean, sha256
+from levelfield.bench.spec import BenchError, Metric, OptimizerSpec, Protocol, Section
+
+T = TypeVar("T")
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Something that can be loaded: its name, where it comes from, what its source says of it."""
+
+    name: str
+    origin: str
+    reference: str
+    """What a trial's process loads it by: a name, or an absolute `file.py:NAME`."""
+    path: Path | None = None
+    target: str = ""
+    literals: Mapping[str, Any] | None = None
+    """Literal keywords of the record, read from the source; None for a plug-in (not loaded)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[T]):
+    """A record in hand, with the file that it came from."""
+
+    value: T
+    entry: Entry
+    path: Path
+
+
+class Registry(Generic[T]):
+    """Finds the records of one kind.
+
+    Args:
+        kind: the word used in messages, also the attribute's name in upper case.
+        record: the class that a loaded value must have.
+        folder: the folder under the project's root, also the entry-point group's last part.
+        attribute: name of the record in its module.
+    """
+
+    def __init__(self, kind: str, record: type[T], folder: str, attribute: str) -> None:
+        self.kind, self.record, self.folder, self.attribute = kind, record, folder, attribute
+        self.group = "levelfield." + folder.rsplit("/", maxsplit=1)[-1]
+
+    def entries(self) -> dict[str, Entry]:
+        """Every name with its origin; nothing is imported.
+
+        Raises:
+            BenchError: two origins claim one name.
+        """
+        found: dict[str, Entry] = {}
+        for entry in (*self._files(), *self._entry_points()):
+            other = found.setdefault(entry.name, entry)
+            if other is not entry:
+                raise BenchError(
+                    f"two {self.kind}s are named {entry.name!r}: {other.origin} and {entry.origin}",
+                    "rename or uninstall one of them",
+                )
+        return found
+
+    def _files(self) -> list[Entry]:
+        module = "levelfield." + self.folder.replace("/", ".")
+        entries = []
+        for path in sorted((ROOT / self.folder).glob("*.py")):
+            if path.stem.startswith("_"):
+                continue
+            literals = read_literals(path, self.attribute)
+            if literals is None:
+                continue
+            entries.append(
+                Entry(
+                    name=str(literals.get("name", path.stem)),
+                    origin=f"{self.folder}/{path.name}",
+                    reference=str(literals.get("name", path.stem)),
+                    path=path,
+                    target=f"{module}.{path.stem}:{self.attribute}",
+                    literals=literals,
+                )
+            )
+        return entries
+
+    def _entry_points(self) -> list[Entry]:
+        return [
+            Entry(
+                name=point.name,
+                origin=f"{point.dist.name if point.dist else 'unknown'} ({point.value})",
+                reference=point.name,
+                target=point.value,
+            )
+            for point in importlib.metadata.entry_points(group=self.group)
+        ]
+
+    def load(self, reference: str) -> Loaded[T]:
+        """Load by name or by `path/to/file.py:NAME`.
+
+        Raises:
+            BenchError: unknown name (did-you-mean), a file that is not there or fails on import,
+                a record of another kind.
+        """
+        if ".py" in reference:
+            return self._from_file(reference)
+        entries = self.entries()
+        if reference not in entries:
+            raise BenchError(
+                f"unknown {self.kind} {reference!r}", did_you_mean(reference, entries)
+            )
+        entry = entries[reference]
+        module_name, _, attribute = entry.target.partition(":")
+        module = self._import(lambda: importlib.import_module(module_name), entry.origin)
+        return self._take(module, attribute or self.attribute, entry)
+
+    def load_all(self) -> list[Loaded[T]]:
+        """Everything that loads, by name. A broken plug-in is left out: see `broken`."""
+        return [item for item in map(self._try, self.entries()) if isinstance(item, Loaded)]
+
+    def broken(self) -> dict[str, str]:
+        """Names that do not load, each with its reason."""
+        tried = {name: self._try(name) for name in self.entries()}
+        return {name: str(item) for name, item in tried.items() if isinstance(item, BenchError)}
+
+    def _try(self, name: str) -> Loaded[T] | BenchError:
+        try:
+            return self.load(name)
+        except BenchError as error:
+            return error
+
+    def _from_file(self, reference: str) -> Loaded[T]:
+        file, _, attribute = reference.rpartition(":") if ":" in reference else (reference, "", "")
+        path = Path(file).expanduser().resolve()
+        if not path.is_file():
+            raise BenchError(
+                f"no {self.kind} file {file!r}", f"accepted: path/to/file.py:{self.attribute}"
+            )
+        attribute = attribute or self.attribute
+        module = self._import(lambda: _module_from(path), str(path))
+        entry = Entry(
+            name="", origin=str(path), reference=f"{path}:{attribute}", path=path, target=attribute
+        )
+        loaded = self._take(module, attribute, entry)
+        name = str(getattr(loaded.value, "name", path.stem))
+        clash = self.entries().get(name)
+        if clash is not None and clash.path != path:
+            raise BenchError(
+                f"two {self.kind}s are named {name!r}: {clash.origin} and {path}",
+                "give yours another name",
+            )
+        return loaded
+
+    def _import(self, load: Any, origin: str) -> ModuleType:
+        try:
+            module: ModuleType = load()
+        except BenchError:
+            raise
+        except (Exception, SystemExit) as error:
+            line = str(error).splitlines()[0] if str(error) else "no message"
+            raise BenchError(
+                f"{self.kind} from {origin} fails on import: {type(error).__name__}: {line}",
+                "mend the file, or leave it out",
+            ) from error
+        return module
+
+    def _take(self, module: ModuleType, attribute: str, entry: Entry) -> Loaded[T]:
+        value = getattr(module, attribute, None)
+        if not isinstance(value, self.record):
+            given = "is not there" if value is None else f"is a {type(value).__name__}"
+            raise BenchError(
+                f"{entry.origin}: {attribute} {given}", f"accepted: a {self.record.__name__}"
+            )
+        return Loaded(value, entry, Path(str(module.__file__)))
+
+
+def read_literals(path: Path, attribute: str) -> dict[str, Any] | None:
+    """Literal keywords of `ATTRIBUTE = Record(...)` in a source file, without importing it.
+
+    Returns None if the file assigns no such record at its top level.
+    """
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        named = any(isinstance(item, ast.Name) and item.id == attribute for item in targets)
+        value = getattr(node, "value", None)
+        if named and isinstance(value, ast.Call):
+            found = {}
+            for keyword in value.keywords:
+                try:
+                    found[str(keyword.arg)] = ast.literal_eval(keyword.value)
+                except ValueError:
+                    continue
+            return found
+    return None
+
+
+def _module_from(path: Path) -> ModuleType:
+    # The path's hash keeps two files of one stem apart; the module must be importable by name in
+    # case its classes are pickled.
+    name = f"levelfield_file_{path.stem}_{sha256(str(path))[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    source = importlib.util.spec_from_file_location(name, path)
+    assert source is not None
+    assert source.loader is not None
+    module = importlib.util.module_from_spec(source)
+    sys.modules[name] = module
+    try:
+        source.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+OPTIMIZERS: Registry[OptimizerSpec] = Registry("optimizer", OptimizerSpec, "optimizers", "SPEC")
+PROTOCOLS: Registry[Protocol] = Registry("protocol", Protocol, "protocols", "PROTOCOL")
+METRICS: Registry[Metric] = Registry("metric", Metric, "reports/metrics", "METRIC")
+SECTIONS: Registry[Section] = Registry("section", Section, "reports/sections", "SECTION")

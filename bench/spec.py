@@ -1,0 +1,401 @@
+"""The words of levelfield as frozen records: spec, protocol, trial, metric, section.
+
+Only the standard library is imported here, so that listing and planning stay light. A record
+is data that names a callable; nothing inherits from anything. Every record that is written to
+disk has `to_json`/`from_json` through `bench.digest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from levelfield.bench.space import Dim
+
+SCHEMA = 1
+"""Version of the lines in `records.jsonl` and of `manifest.json`."""
+
+ENGINE_VERSION = 1
+"""Raised whenever the training loop changes in a way that changes numbers: old records go stale."""
+
+Role = Literal["matrix", "embed", "head", "vector"]
+ROLES: tuple[Role, ...] = ("matrix", "embed", "head", "vector")
+
+Phase = Literal["tune", "final", "timing"]
+Status = Literal[
+    "ok", "diverged", "undertrained", "oom", "timeout", "killed", "error", "unsupported"
+]
+STATUS_MEANING: Mapping[str, str] = {
+    "ok": "ran to its end and learned",
+    "diverged": "a non-finite loss, a final loss above the initial one, or above the running "
+    "minimum + 0.5 nats",
+    "undertrained": "ran to its end but barely moved: final loss above 0.95 x the initial loss",
+    "oom": "ran out of memory",
+    "timeout": "exceeded the protocol's trial_timeout_s",
+    "killed": "its process was ended by a signal from outside",
+    "error": "raised an exception",
+    "unsupported": "the method declares that it cannot do what the protocol asks",
+}
+BROKEN: frozenset[str] = frozenset({"oom", "timeout", "killed", "error"})
+"""Statuses that say something broke. A diverged learning rate is a result, not a breakage."""
+
+Precision = Literal["fp32", "bf16", "fp32+bf16"]
+"""`fp32`, `bf16` (weights and all arithmetic), `fp32+bf16` (fp32 weights, bf16 autocast)."""
+
+
+class BenchError(Exception):
+    """A user's mistake, told in one line: what is wrong, what was given, what would be accepted."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParamInfo:
+    """What is known of one trainable parameter without holding its tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    dtype: str = "float32"
+    heads: int | None = None
+    """Number of attention heads stacked along dim 0 (query, key, value) or None."""
+    tied_to: str | None = None
+    """Name of the parameter whose tensor this one shares; such a parameter costs nothing."""
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element."""
+        return {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+
+StateBytes = Callable[[Sequence[ParamInfo], Mapping[str, Any], float], int]
+"""(parameters, hyper-parameters, progress in [0, 1]) -> bytes of optimizer state."""
+
+
+def _no_switches(hparams: Mapping[str, Any], total_steps: int) -> tuple[int, ...]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSpec:
+    """One method: how to build it, what is tuned, what it claims, which paper.
+
+    `name`, `family`, `summary` and `paper` must be literals in the source: `levelfield list` reads
+    them without importing the file.
+    """
+
+    name: str
+    family: str
+    summary: str
+    paper: str
+    build: Callable[..., Any] | str
+    """`build(ctx: BuildContext, hparams) -> torch.optim.Optimizer | Stepper`, or "module:attr"."""
+    space: Mapping[str, Dim]
+    """The tuned dimensions, each with the paper's default: the scale dim, the embedding/head
+    multiplier, at most one more."""
+    state_bytes: StateBytes
+    """Claimed bytes of state for the parameters given to the method; measured by a test. 0-dim
+    step counters are left out on both sides."""
+    scale: str = "lr"
+    """The dimension that the bracket moves: the learning rate, or what plays its part."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Every other hyper-parameter, printed in the report."""
+    roles: tuple[Role, ...] = ROLES
+    """Parameters the method takes; the others go to the protocol's fallback in the same step."""
+    code: str | None = None
+    """Reference code: URL @ commit."""
+    licence: str | None = None
+    """Licence of the reference code."""
+    version: int = 1
+    passes: float = 1.0
+    """Forward/backward passes over the batch in one step; charged to the budget and measured."""
+    schedule: Literal["protocol", "constant", "own"] = "protocol"
+    refreshes: str | None = None
+    """What counts as the method's mechanism firing (None: it has none to count)."""
+    switches: Callable[[Mapping[str, Any], int], tuple[int, ...]] = _no_switches
+    """Steps at which something changes inside: every one is crossed by a round-trip test."""
+    cannot: tuple[str, ...] = ()
+    """Of `grad_accumulation`, `sharding`, `bf16`, ...: told as `unsupported`, never tried."""
+    requires: tuple[str, ...] = ()
+    """Importable modules that may be missing; then the method is unavailable, with the reason."""
+    implementation: str = "own"
+    """`own`, `torch`, `pytorch-optimizer x.y`, ..."""
+
+    def __post_init__(self) -> None:
+        if self.scale not in self.space:
+            raise BenchError(
+                f"spec {self.name!r}: its scale dimension {self.scale!r} is not in its space",
+                f"space has {', '.join(self.space) or 'nothing'}",
+            )
+        if len(self.space) > 3:
+            raise BenchError(
+                f"spec {self.name!r} tunes {len(self.space)} dimensions",
+                "at most three: the scale, the embedding/head multiplier, one more",
+            )
+        both = set(self.space) & set(self.fixed)
+        if both:
+            raise BenchError(
+                f"spec {self.name!r}: {sorted(both)} both tuned and fixed", "keep one of the two"
+            )
+        unknown = [role for role in self.roles if role not in ROLES]
+        if unknown or not self.roles:
+            raise BenchError(
+                f"spec {self.name!r}: roles {list(self.roles)}", f"accepted: {', '.join(ROLES)}"
+            )
+
+    def defaults(self) -> dict[str, Any]:
+        """Every hyper-parameter at the paper's default."""
+        return {**self.fixed, **{name: dim.default for name, dim in self.space.items()}}
+
+
+# --- protocol ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is learned and how the loss is read."""
+
+    kind: str = "causal_lm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A transformers architecture from its config. Sizes in elements."""
+
+    family: str = "llama"
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    intermediate: int = 168
+    tied: bool = False
+    """Whether the head shares the embedding's tensor."""
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Where text comes from and how it is cut."""
+
+    source: str = "builtin:python-manual"
+    tokenizer: str = "bytes"
+    sequence: int = 64
+    """Tokens a sequence."""
+    batch: int = 16
+    """Sequences a step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """What every method may spend."""
+
+    steps: int = 400
+    """Optimizer steps a trial: with batch and sequence, the token horizon."""
+    trials: int = 8
+    """Tuning trials a method. All count: complete, diverged, out of memory, timed out, killed."""
+    seeds: int = 5
+    """Final seeds a method, fresh and paired across methods."""
+    trial_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Shape of the learning-rate factor, 1.0 at its peak."""
+
+    shape: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    warmup: float = 0.1
+    """Share of the steps with linear warm-up."""
+    floor: float = 0.1
+    """The last factor, as a share of the peak."""
+    decay: float = 0.2
+    """Share of the steps that `wsd` decays at the end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fallback:
+    """AdamW for the parameters that a method does not take: equal for all methods."""
+
+    lr: float = 3e-3
+    """Its own base rate; the embedding/head multiplier acts on it for those roles."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuner:
+    """How the trials of a study are chosen: one rule for all methods."""
+
+    kind: Literal["bracket", "sobol", "tpe", "random"] = "bracket"
+    factor: float = 10**0.5
+    """Step of the scale dimension while bracketing."""
+    decades: float = 1.0
+    """Width of the scale's range around the bracket's minimum, in decades."""
+    generation: int = 4
+    """Trials asked at once by sobol, tpe and random: results never depend on the workers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """When and on how much the held-out losses are read."""
+
+    every: int = 25
+    """Steps between two points of the curve."""
+    sequences: int = 64
+    """Sequences of the selection slice behind a point of the curve; the last evaluation reads the
+    whole slices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """The timing phase: methods alternate, alone on the device."""
+
+    windows: int = 5
+    steps: int = 20
+    """Steps a window."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """One question put to every method alike."""
+
+    name: str
+    summary: str
+    note: str = ""
+    """What this protocol can and cannot tell, printed on its page."""
+    ranked: bool = True
+    version: int = 1
+    task: Task = Task()
+    model: Model = Model()
+    data: Data = Data()
+    budget: Budget = Budget()
+    schedule: Schedule = Schedule()
+    fallback: Fallback = Fallback()
+    tuner: Tuner = Tuner()
+    evaluation: Evaluation = Evaluation()
+    timing: Timing = Timing()
+    precision: Precision = "fp32"
+    clip_norm: float | None = 1.0
+    """Global gradient-norm bound before every step; None turns it off."""
+    decay_roles: tuple[Role, ...] = ("matrix", "embed", "head")
+    """Roles that weight decay touches."""
+    threads: int = 1
+    """CPU threads a trial."""
+    reference: str = "adamw"
+    """The method whose step time is 1."""
+    methods: tuple[str, ...] = ()
+    """Methods run when none is named."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.data.batch * self.data.sequence
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of linear warm-up; a `constant` schedule has none unless asked for."""
+        return round(self.schedule.warmup * self.budget.steps)
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord:
+    """One line of `records.jsonl`: all that one training run showed. Unknown is None.
+
+    Losses are mean nats a token. `curve` holds [tokens, wall_s, loss] on the selection slice.
+    """
+
+    run_id: str
+    phase: Phase
+    protocol: str
+    optimizer: str
+    trial: int
+    """Number within the phase: of the tuning trial, the final seed, the timing repetition."""
+    seed: int
+    hparams: Mapping[str, Any]
+    """Every value used; `tuned` names the searched ones."""
+    tuned: tuple[str, ...]
+    status: Status
+    reason: str | None = None
+    initial_loss: float | None = None
+    selection_loss: float | None = None
+    report_loss: float | None = None
+    """Only `final` records read the report slice."""
+    tokens: int = 0
+    steps: int = 0
+    passes: float = 0.0
+    wall_s: Mapping[str, Any] = field(default_factory=dict)
+    """setup, warmup (first steps and accounted ones), step, eval; `windows` in the timing phase:
+    seconds a step of each window."""
+    tokens_per_s: float | None = None
+    parameters: int | None = None
+    state_bytes: int | None = None
+    claimed_state_bytes: int | None = None
+    peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
+    """weights, gradients, state, activations, temporary, total, reserved, rss, nvml."""
+    curve: Sequence[Sequence[float]] = ()
+    train_loss: Sequence[Sequence[float]] = ()
+    """[step, mean training loss of the steps since the point before], at most 400 points."""
+    lr_trace: Sequence[Sequence[float]] = ()
+    """[step, learning-rate factor], thinned; first, peak and last are always there."""
+    spikes: int | None = None
+    max_grad_norm: float | None = None
+    weights_sha256: str | None = None
+    batches_sha256: str | None = None
+    spec_digest: str | None = None
+    protocol_digest: str | None = None
+    data_digest: str | None = None
+    refreshes: int | None = None
+    series: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """Whatever a method chooses to record: name -> [step, value]."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why a measurement is None."""
+    retries: int = 0
+    device: str = "cpu"
+    schema: int = SCHEMA
+    previous_sha256: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        return (self.phase, self.optimizer, self.trial, self.seed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A figure of merit: its unit and its direction are part of it."""
+
+    name: str
+    unit: str
+    lower_is_better: bool
+    summary: str
+    compute: Callable[[TrialRecord], float | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A part of the report: `render(view) -> Block | None` (None: nothing to show)."""
+
+    name: str
+    title: str
+    order: int
+    summary: str
+    render: Callable[..., Any]

@@ -1,0 +1,272 @@
+"""The statistics behind every number that a report compares. Pure functions over plain numbers.
+
+Losses are mean nats a token and lower is better. One rule holds everywhere: a value that is None
+or not finite never wins a comparison. scipy is imported inside the two functions that need the
+t distribution, so that this module stays light.
+
+References: S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian
+Journal of Statistics 6 (1979) 65-70; Student's t as in any textbook.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from levelfield.bench.space import Dim
+from levelfield.bench.spec import TrialRecord
+
+SPIKE_SIGMAS = 7.0
+SPIKE_WINDOW = 20
+"""Fewest steps of the trailing window that `spikes` compares with."""
+
+
+def finite(value: object) -> bool:
+    """Whether `value` is a real number that may be compared."""
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )
+
+
+def is_better(
+    value: float | None, other: float | None, lower_is_better: bool = True
+) -> bool:
+    """Whether `value` beats `other`. None, NaN and infinities never win and always lose."""
+    if value is None or not finite(value):
+        return False
+    if other is None or not finite(other):
+        return True
+    return value < other if lower_is_better else value > other
+
+
+def best(
+    records: Iterable[TrialRecord], key: Callable[[TrialRecord], float | None]
+) -> TrialRecord | None:
+    """The `ok` record with the lowest finite `key`; the earliest of equals; None if there is none.
+
+    A diverged trial may carry a finite loss: it is still never the best.
+    """
+    winner: TrialRecord | None = None
+    for record in records:
+        if record.status != "ok":
+            continue
+        if is_better(key(record), None if winner is None else key(winner)):
+            winner = record
+    return winner
+
+
+def median(values: Iterable[float]) -> float | None:
+    """The middle value, infinities included (a failed seed counts as +inf); None of nothing.
+
+    NaN is read as +inf: an unknown loss must not make a median smaller.
+    """
+    ordered = sorted(math.inf if math.isnan(value) else value for value in values)
+    if not ordered:
+        return None
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The arithmetic mean; None of nothing or of anything not finite."""
+    if not values or not all(finite(value) for value in values):
+        return None
+    return math.fsum(values) / len(values)
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The sample standard deviation (n - 1); None below two values."""
+    centre = mean(values)
+    if centre is None or len(values) < 2:
+        return None
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
+
+
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Student's t interval of the mean; None below two values or with one that is not finite."""
+    centre, spread = mean(values), deviation(values)
+    if centre is None or spread is None:
+        return None
+    from scipy.stats import t
+
+    reach = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * spread / math.sqrt(len(values))
+    return centre - reach, centre + reach
+
+
+def paired_t(differences: Sequence[float]) -> float | None:
+    """Two-sided p value that the mean of `differences` is zero; None below two of them.
+
+    Differences without any spread are certain: p = 1 if they are zero, else 0.
+    """
+    centre, spread = mean(differences), deviation(differences)
+    if centre is None or spread is None:
+        return None
+    if spread <= 1e-15 * max(1.0, abs(centre)):
+        return 1.0 if abs(centre) <= 1e-15 else 0.0
+    from scipy.stats import t
+
+    statistic = abs(centre) / (spread / math.sqrt(len(differences)))
+    return float(2 * t.sf(statistic, len(differences) - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p values, in the order given: reject where <= alpha."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted = [1.0] * len(p_values)
+    running = 0.0
+    for position, index in enumerate(order):
+        running = max(running, min(1.0, (len(p_values) - position) * p_values[index]))
+        adjusted[index] = running
+    return adjusted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Two methods compared over the seeds that both finished. Unknown is None."""
+
+    a: str
+    b: str
+    n: int
+    """Shared seeds."""
+    difference: float | None
+    """Mean of loss(a) - loss(b), nats; negative: `a` is better."""
+    interval: tuple[float, float] | None
+    """95 % t interval of the difference, not adjusted for the number of pairs."""
+    p: float | None
+    p_holm: float | None
+    """Adjusted over all pairs that could be tested."""
+
+    def winner(self, alpha: float = 0.05) -> str | None:
+        """The significantly better method, or None."""
+        if self.p_holm is None or self.p_holm > alpha or not self.difference:
+            return None
+        return self.a if self.difference < 0 else self.b
+
+
+Losses = Mapping[str, Mapping[int, float]]
+"""method -> seed -> loss, finite ones only."""
+
+
+def pairs(losses: Losses) -> tuple[Pair, ...]:
+    """Every pair of methods, in the order of `losses`, with Holm's correction over all of them."""
+    names = list(losses)
+    drafts: list[tuple[str, str, list[float]]] = []
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            shared = sorted(set(losses[a]) & set(losses[b]))
+            drafts.append((a, b, [losses[a][seed] - losses[b][seed] for seed in shared]))
+    raw = [paired_t(differences) for _, _, differences in drafts]
+    tested = [index for index, p in enumerate(raw) if p is not None]
+    adjusted = dict(zip(tested, holm([raw[i] or 0.0 for i in tested]), strict=True))
+    return tuple(
+        Pair(
+            a=a,
+            b=b,
+            n=len(differences),
+            difference=mean(differences),
+            interval=t_interval(differences),
+            p=raw[index],
+            p_holm=adjusted.get(index),
+        )
+        for index, (a, b, differences) in enumerate(drafts)
+    )
+
+
+def ranks(losses: Losses, alpha: float = 0.05) -> dict[str, int]:
+    """Place of every method: 1 + the number of methods that are significantly better.
+
+    Methods that cannot be told apart share a place. Give only methods with two seeds or more.
+    """
+    place = dict.fromkeys(losses, 1)
+    for pair in pairs(losses):
+        winner = pair.winner(alpha)
+        if winner is not None:
+            place[pair.b if winner == pair.a else pair.a] += 1
+    return place
+
+
+def tokens_to_target(
+    curve: Sequence[Sequence[float]], target: float, confirm: int = 2
+) -> float | None:
+    """Tokens after which a curve of [tokens, wall_s, loss] is at or below `target` to stay.
+
+    The crossing counts once `confirm` consecutive evaluations are at or below; it is interpolated
+    linearly in log tokens between the last evaluation above and the first one below (linearly in
+    tokens if the former lies at 0 tokens). None if that never happens.
+    """
+    points = [(float(point[0]), float(point[-1])) for point in curve]
+    for index in range(len(points) - confirm + 1):
+        window = points[index : index + confirm]
+        if not all(finite(loss) and loss <= target for _, loss in window):
+            continue
+        tokens, loss = points[index]
+        if index == 0:
+            return tokens
+        before, above = points[index - 1]
+        if not finite(above) or above == loss:
+            return tokens
+        share = (above - target) / (above - loss)
+        if before <= 0:
+            return before + share * (tokens - before)
+        return math.exp(math.log(before) + share * (math.log(tokens) - math.log(before)))
+    return None
+
+
+def spikes(losses: Sequence[float]) -> int | None:
+    """Steps whose training loss jumps out of its own recent past; None below 40 steps.
+
+    A step counts if its loss exceeds the trend of the trailing window (a straight line through
+    its losses, read at the step) by more than 7 standard deviations of the window around that
+    line; the window holds max(20, steps / 5) steps. A loss that is not finite counts and leaves
+    no trace in the windows.
+
+    Args:
+        losses: one training loss a step, nats.
+    """
+    if len(losses) < 2 * SPIKE_WINDOW:
+        return None
+    width = max(SPIKE_WINDOW, len(losses) // 5)
+    kept: list[float] = []
+    count = 0
+    for loss in losses:
+        if not finite(loss):
+            count += 1
+            continue
+        if len(kept) >= width and loss > _trend_bound(kept[-width:]):
+            count += 1
+        kept.append(loss)
+    return count
+
+
+def _trend_bound(window: Sequence[float]) -> float:
+    """The window's line one step ahead, plus 7 sigma of its residuals."""
+    width = len(window)
+    middle, centre = (width - 1) / 2, math.fsum(window) / width
+    squares = width * (width * width - 1) / 12
+    deviations = [value - centre for value in window]
+    slope = math.fsum((i - middle) * d for i, d in enumerate(deviations)) / squares
+    residual = math.fsum(d * d for d in deviations) - slope * slope * squares
+    # A window without noise leaves only rounding: no step may count as a spike for that.
+    sigma = max(math.sqrt(max(residual, 0.0) / (width - 2)), 1e-9 * max(1.0, abs(centre)))
+    return centre + slope * (width - middle) + SPIKE_SIGMAS * sigma
+
+
+def dim_edge(dim: Mapping[str, Any], value: float) -> str | None:
+    """`low`, `high` or None: whether `value` lies at the edge of a dimension read from a manifest.
+
+    Args:
+        dim: `Dim.to_json()`: low, high, default, scale, bounds (None is infinite).
+    """
+    low, high = dim.get("bounds") or (None, None)
+    read = Dim(
+        low=dim["low"],
+        high=dim["high"],
+        default=dim["default"],
+        scale=dim.get("scale", "linear"),
+        bounds=(-math.inf if low is None else low, math.inf if high is None else high),
+    )
+    return read.edge(value)

@@ -1,0 +1,514 @@
+"""One training run: the only training loop of levelfield.
+
+Everything that must be equal for all methods is made here from the trial's seed alone: initial
+weights, batches, evaluation slices, schedule, clipping. The method only gets a `BuildContext` and,
+step by step, a `StepBatch`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from levelfield.bench import accounting, models, sources, stats, tasks
+from levelfield.bench.digest import derive_seed
+from levelfield.bench.meter import build_meter, state_bytes
+from levelfield.bench.registry import OPTIMIZERS
+from levelfield.bench.schedules import check_schedule, lr_factor
+from levelfield.bench.spec import (
+    BenchError,
+    OptimizerSpec,
+    ParamInfo,
+    Phase,
+    Protocol,
+    Status,
+    TrialRecord,
+)
+from levelfield.bench.train_request import Progress, TrialRequest, identity
+from levelfield.bench.stepper import (
+    BuildContext,
+    GradientStepper,
+    Parameter,
+    StepBatch,
+    Stepper,
+)
+
+UNTIMED_STEPS = 5
+"""First steps of a trial: warm-up of caches and allocators, and accounting."""
+ACCOUNTED_STEPS = 2
+"""Steps under the storage tracker: the first allocates the state, the second has it."""
+MAX_POINTS = 400
+"""Most points of a per-step series in a record."""
+
+
+class Diverged(Exception):
+    """A non-finite training loss."""
+
+
+def run_trial(request: TrialRequest, report: Callable[[Progress], None]) -> TrialRecord:
+    """Train once. Whatever happens inside, a record comes back.
+
+    Args:
+        request: what to train.
+        report: told of progress, at most about five times a second.
+    """
+    trial = _Trial(request, report)
+    try:
+        status, reason = trial.run()
+    except Diverged as error:
+        status, reason = "diverged", str(error)
+    except Exception as error:
+        status, reason = _failure(error)
+    return trial.record(status, reason)
+
+
+def _failure(error: Exception) -> tuple[Status, str]:
+    line = str(error).splitlines()[0] if str(error) else "no message"
+    if isinstance(error, BenchError):
+        return "error", str(error)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in line:
+        return "oom", line
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    file = where.filename.rsplit("/", maxsplit=1)[-1]
+    return "error", f"{type(error).__name__}: {line} ({file}:{where.lineno})"
+
+
+# --- building the method ----------------------------------------------------------------------
+
+
+def split_roles(
+    spec: OptimizerSpec, params: tuple[Parameter, ...]
+) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+    """The parameters that the method takes and the rest, every one exactly once.
+
+    Raises:
+        BenchError: the method takes roles that this model has none of.
+    """
+    taken = tuple(param for param in params if param.info.role in spec.roles)
+    if not taken:
+        raise BenchError(
+            f"{spec.name} takes {', '.join(spec.roles)} parameters and this model has none",
+            f"the model has {', '.join(sorted({param.info.role for param in params}))}",
+        )
+    return taken, tuple(param for param in params if param.info.role not in spec.roles)
+
+
+def fallback_optimizer(
+    protocol: Protocol, rest: tuple[Parameter, ...], hparams: Mapping[str, Any]
+) -> torch.optim.Optimizer | None:
+    """The protocol's AdamW over the roles that a method does not take; None if it takes all."""
+    if not rest:
+        return None
+    fallback = protocol.fallback
+    multiplier = hparams.get("embed_multiplier", 1.0)
+    groups = [
+        {
+            "params": [param.tensor for param in rest if param.info.role == role],
+            "lr": fallback.lr * (multiplier if role in ("embed", "head") else 1.0),
+            "weight_decay": fallback.weight_decay if role in protocol.decay_roles else 0.0,
+        }
+        for role in dict.fromkeys(param.info.role for param in rest)
+    ]
+    betas = (fallback.beta1, fallback.beta2)
+    return torch.optim.AdamW(groups, betas=betas, eps=fallback.eps, fused=True)
+
+
+def claimed_state_bytes(
+    spec: OptimizerSpec,
+    protocol: Protocol,
+    infos: tuple[ParamInfo, ...],
+    hparams: Mapping[str, Any],
+    progress: float,
+) -> int:
+    """What the spec claims for its roles, and AdamW's two moments for the rest."""
+    taken = tuple(info for info in infos if info.role in spec.roles)
+    rest = sum(
+        2 * info.nbytes for info in infos if info.role not in spec.roles and info.tied_to is None
+    )
+    return spec.state_bytes(taken, hparams, progress) + rest
+
+
+def build_stepper(
+    spec: OptimizerSpec,
+    protocol: Protocol,
+    model: nn.Module,
+    params: tuple[Parameter, ...],
+    hparams: Mapping[str, Any],
+    seed: int,
+) -> Stepper:
+    """The method over its roles and the fallback over the rest, as one stepper."""
+    taken, rest = split_roles(spec, params)
+    device = params[0].tensor.device
+    generator = torch.Generator(device=device)
+    generator.manual_seed(derive_seed("method", seed))
+    fallback = fallback_optimizer(protocol, rest, hparams)
+    context = BuildContext(
+        params=taken,
+        model=model,
+        total_steps=protocol.budget.steps,
+        warmup_steps=protocol.warmup_steps,
+        tokens_per_step=protocol.tokens_per_step,
+        device_type=device.type,
+        generator=generator,
+        clip_norm=protocol.clip_norm,
+        decay_roles=protocol.decay_roles,
+        rest=fallback,
+    )
+    built = _resolve(spec.build)(context, hparams)
+    if not isinstance(built, torch.optim.Optimizer):
+        if not isinstance(built, Stepper):
+            raise BenchError(
+                f"build of {spec.name} returned a {type(built).__name__}",
+                "accepted: a torch.optim.Optimizer or a Stepper",
+            )
+        return built
+    optimizers = [built] if fallback is None else [built, fallback]
+    _check_cover(spec, params, optimizers)
+    return GradientStepper(optimizers, clip_norm=protocol.clip_norm)
+
+
+def _check_cover(
+    spec: OptimizerSpec, params: tuple[Parameter, ...], optimizers: list[torch.optim.Optimizer]
+) -> None:
+    """Every trainable parameter belongs to exactly one group."""
+    held = [id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]]
+    names = {id(param.tensor): param.info.name for param in params}
+    missing = [names[key] for key in names if key not in held]
+    twice = sorted({names.get(key, "an unknown tensor") for key in held if held.count(key) > 1})
+    if missing or twice:
+        raise BenchError(
+            f"{spec.name} must hold every parameter exactly once: "
+            f"{missing[:3]} left out, {twice[:3]} held twice",
+            "build the groups from ctx.params",
+        )
+
+
+def _resolve(build: Callable[..., Any] | str) -> Callable[..., Any]:
+    if callable(build):
+        return build
+    module, _, attribute = build.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+# --- the loop ---------------------------------------------------------------------------------
+
+
+class _Trial:
+    """The state of one training run; `record` reads whatever is there when it ends."""
+
+    def __init__(self, request: TrialRequest, report: Callable[[Progress], None]) -> None:
+        self.request, self.protocol = request, request.protocol
+        self._report = report
+        self._reported_s = time.monotonic()
+        self.device = torch.device(request.device)
+        self.wall_s: dict[str, Any] = {"setup": None, "warmup": 0.0, "step": 0.0, "eval": 0.0}
+        self.curve: list[list[float]] = []
+        self.step = 0
+        self.timed_steps = 0
+        self.passes = 0.0
+        self.selection_loss: float | None = None
+        self.report_loss: float | None = None
+        self.facts: dict[str, Any] = {}
+        self.peaks: dict[str, int | None] = {}
+        self.missing: dict[str, str] = {}
+        self.refreshes: int | None = None
+        self.series: dict[str, Any] = {}
+
+    def run(self) -> tuple[Status, str | None]:
+        check_schedule(self.protocol)
+        start = time.perf_counter()
+        self._setup()
+        self.wall_s["setup"] = time.perf_counter() - start
+        if unsupported := _unsupported(self.spec, self.protocol):
+            return "unsupported", unsupported
+        if self.request.phase == "timing":
+            self._timing()
+            return "ok", None
+        self._train()
+        self._finish()
+        return self._verdict()
+
+    def _setup(self) -> None:
+        request, protocol = self.request, self.protocol
+        self.spec = OPTIMIZERS.load(request.reference).value
+        torch.set_num_threads(protocol.threads)
+        self.corpus = sources.load(protocol.data)
+        if request.data_digest not in (None, self.corpus.digest):
+            raise BenchError("the data changed while the run was under way", "start a new run")
+        length = protocol.data.sequence
+        dtype = torch.bfloat16 if protocol.precision == "bf16" else torch.float32
+        weights_seed = derive_seed("weights", request.seed)
+        model = models.build_model(protocol.model, self.corpus.vocabulary, length, weights_seed)
+        self.model = model.to(self.device, dtype).train()
+        self.params = models.parameters(self.model)
+        infos = tuple(param.info for param in self.params)
+        self.facts = {
+            "parameters": sum(info.numel for info in infos),
+            "weights_sha256": models.weights_sha256(self.params),
+            "claimed_state_bytes": claimed_state_bytes(
+                self.spec, protocol, infos, request.hparams, 1.0
+            ),
+        }
+        self.task = tasks.build_task(protocol.task, protocol.precision, self.device.type)
+        self.order = sources.BatchOrder(
+            self.corpus.tokens["train"], protocol.data, derive_seed("batches", request.seed)
+        )
+        self.stepper = build_stepper(
+            self.spec, protocol, self.model, self.params, request.hparams, request.seed
+        )
+        steps = protocol.budget.steps
+        self.losses = torch.full((steps,), math.nan, device=self.device)
+        self.norms = torch.full((steps,), math.nan, device=self.device)
+        self.meter = build_meter(self.device)
+
+    def lr_scale(self, step: int) -> float:
+        """The factor of a step; a method with its own schedule gets 1 throughout."""
+        total = self.protocol.budget.steps
+        if self.spec.schedule == "own":
+            return 1.0
+        factor = lr_factor(self.protocol.schedule, step, total)
+        return factor if self.spec.schedule == "protocol" or step < self._warmup else 1.0
+
+    @property
+    def _warmup(self) -> int:
+        return self.protocol.warmup_steps
+
+    def _one_step(self, on_phase: Callable[[str], None] | None = None) -> None:
+        """Draw a batch, step, keep loss and norm on the device."""
+        step = self.step
+        tokens = tasks.to_device(self.order.next(), self.device)
+        # Dropout, and whatever a method draws from the global generator, depend on seed and step
+        # alone: nothing that one step draws can shift the next.
+        torch.manual_seed(derive_seed_fast(self.request.seed, step))
+        batch = StepBatch(
+            [lambda: self.task.loss(self.model, tokens)], self.protocol.tokens_per_step, on_phase
+        )
+        result = self.stepper.step(batch, self.lr_scale(step))
+        self.passes += batch.passes
+        self.losses[step] = result.loss
+        if result.grad_norm is not None:
+            self.norms[step] = result.grad_norm
+        self.step = step + 1
+
+    def _train(self) -> None:
+        steps, every = self.protocol.budget.steps, self.protocol.evaluation.every
+        self._evaluate()
+        while self.step < steps:
+            start = self.meter.now_s()
+            if self.step < ACCOUNTED_STEPS:
+                with accounting.account(self.params, self.model, self.stepper, self.peaks) as phase:
+                    self._one_step(phase)
+                self._check_loss()
+                continue
+            untimed, first = self.step < UNTIMED_STEPS, self.step
+            stop = self._next_stop(every)
+            while self.step < stop:
+                self._one_step()
+                if self.step % 10 == 0:
+                    self._check_loss()
+            spent = self.meter.now_s() - start
+            self.wall_s["warmup" if untimed else "step"] += spent
+            self.timed_steps += 0 if untimed else stop - first
+            if self.step % every == 0 and self.step < steps:
+                self._evaluate()
+        self._check_loss()
+
+    def _next_stop(self, every: int) -> int:
+        """The next step at which the clock is read: end of warm-up, an evaluation, the end."""
+        stops = [self.protocol.budget.steps, (self.step // every + 1) * every]
+        if self.step < UNTIMED_STEPS:
+            stops.append(UNTIMED_STEPS)
+        return min(stops)
+
+    def _check_loss(self) -> None:
+        """Read the last training loss: stop at a non-finite one, and tell where the trial is."""
+        loss = float(self.losses[self.step - 1])
+        if not math.isfinite(loss):
+            raise Diverged(f"training loss is {loss} at step {self.step - 1}")
+        now = time.monotonic()
+        if now - self._reported_s >= 0.2:
+            self._reported_s = now
+            self._report(
+                Progress(
+                    key=self.request.key,
+                    step=self.step,
+                    steps=self.protocol.budget.steps,
+                    loss=loss,
+                    tokens_per_s=self.protocol.tokens_per_step * self.step / self._trained_s,
+                )
+            )
+
+    @property
+    def _trained_s(self) -> float:
+        return max(float(self.wall_s["warmup"] + self.wall_s["step"]), 1e-9)
+
+    def _loss_on(self, name: str, limit: int | None) -> float:
+        sequences = self.corpus.sequences(name, self.protocol.data.sequence, limit)
+        return self.task.evaluate(self.model, sequences, self.device)
+
+    def _evaluate(self) -> None:
+        """A point of the curve; controllers see the control slice and nothing else."""
+        start = self.meter.now_s()
+        trained_s = float(self.wall_s["warmup"] + self.wall_s["step"])
+        limit = self.protocol.evaluation.sequences
+        with self.stepper.evaluating():
+            loss = self._loss_on("selection", limit)
+            control = self._loss_on("control", limit) if self.stepper.observes else None
+        self.curve.append([self.step * self.protocol.tokens_per_step, trained_s, loss])
+        if control is not None:
+            self.stepper.observe(control)
+        self.wall_s["eval"] += self.meter.now_s() - start
+        if not math.isfinite(loss):
+            raise Diverged(f"selection loss is {loss} at step {self.step}")
+
+    def _finish(self) -> None:
+        self._evaluate()
+        start = self.meter.now_s()
+        with self.stepper.evaluating():
+            self.selection_loss = self._loss_on("selection", None)
+            if self.request.phase == "final":
+                self.report_loss = self._loss_on("report", None)
+        self.wall_s["eval"] += self.meter.now_s() - start
+
+    def _timing(self) -> None:
+        """One window of steps after the untimed ones; no evaluation, no accounting."""
+        window = self.protocol.timing.steps
+        for _ in range(min(UNTIMED_STEPS, self.protocol.budget.steps)):
+            self._one_step()
+        start = self.meter.now_s()
+        self.wall_s["warmup"] = None
+        for _ in range(min(window, self.protocol.budget.steps - self.step)):
+            self._one_step()
+            self.timed_steps += 1
+        spent = self.meter.now_s() - start
+        self.wall_s["step"] = spent
+        self.wall_s["windows"] = [spent / max(self.timed_steps, 1)]
+        self._check_loss_quietly()
+
+    def _check_loss_quietly(self) -> None:
+        loss = float(self.losses[self.step - 1])
+        if not math.isfinite(loss):
+            raise Diverged(f"training loss is {loss} at step {self.step - 1}")
+
+    def _verdict(self) -> tuple[Status, str | None]:
+        losses = [point[2] for point in self.curve]
+        initial, final, lowest = losses[0], losses[-1], min(losses)
+        if final > initial:
+            return "diverged", f"final loss {final:.3f} above the initial {initial:.3f}"
+        if final > lowest + 0.5:
+            return "diverged", f"final loss {final:.3f} above the running minimum {lowest:.3f} + 0.5"
+        if final > 0.95 * initial:
+            return "undertrained", f"final loss {final:.3f} above 0.95 x the initial {initial:.3f}"
+        return "ok", None
+
+    def record(self, status: Status, reason: str | None) -> TrialRecord:
+        """The record of whatever happened."""
+        steps, tokens = self.step, self.step * self.protocol.tokens_per_step
+        missing = dict(self.missing)
+        held = self._held_state(missing)
+        losses = _floats(getattr(self, "losses", None), steps)
+        norms = [norm for norm in _floats(getattr(self, "norms", None), steps) if norm is not None]
+        meter = getattr(self, "meter", None)
+        if meter is not None:
+            self.peaks = {**self.peaks, **meter.peaks()}
+            missing |= meter.reasons()
+        step_s = self.wall_s["step"] or 0.0
+        timed = self.timed_steps * self.protocol.tokens_per_step
+        finished = status in ("ok", "undertrained", "diverged")
+        if self.selection_loss is None:
+            missing["selection_loss"] = reason or "the timing phase evaluates nothing"
+        if self.request.phase != "final":
+            missing["report_loss"] = "only final trials read the report slice"
+        order = getattr(self, "order", None)
+        return TrialRecord(
+            **identity(self.request),
+            status=status,
+            reason=reason,
+            initial_loss=_finite(self.curve[0][2]) if self.curve else None,
+            selection_loss=_finite(self.selection_loss),
+            report_loss=_finite(self.report_loss),
+            tokens=tokens,
+            steps=steps,
+            passes=round(self.passes, 6),
+            wall_s=self.wall_s,
+            tokens_per_s=timed / step_s if step_s > 0 and timed else None,
+            parameters=self.facts.get("parameters"),
+            state_bytes=held,
+            claimed_state_bytes=self.facts.get("claimed_state_bytes"),
+            peak_bytes=self.peaks,
+            curve=[point for point in self.curve if math.isfinite(point[2])],
+            train_loss=_means(losses),
+            lr_trace=self._lr_trace() if steps else (),
+            spikes=stats.spikes([x for x in losses if x is not None]) if finished else None,
+            max_grad_norm=max(norms) if norms else None,
+            weights_sha256=self.facts.get("weights_sha256"),
+            batches_sha256=order.sha256 if order is not None else None,
+            refreshes=self.refreshes,
+            series=self.series,
+            missing=missing,
+        )
+
+    def _held_state(self, missing: dict[str, str]) -> int | None:
+        """State bytes now, and what the method counted itself."""
+        stepper = getattr(self, "stepper", None)
+        if stepper is None or self.step == 0:
+            missing["state_bytes"] = "no step was taken"
+            return None
+        counts = [getattr(opt, "refreshes", None) for opt in stepper.optimizers]
+        counts = [count for count in counts if count is not None]
+        self.refreshes = int(sum(counts)) if counts else None
+        for optimizer in stepper.optimizers:
+            for name, points in (getattr(optimizer, "series", None) or {}).items():
+                self.series[name] = [[float(x), float(y)] for x, y in points]
+        return state_bytes(stepper.optimizers)
+
+    def _lr_trace(self) -> list[list[float]]:
+        peak = max(range(self.step), key=self.lr_scale)
+        stride = max(1, self.step // 40)
+        shown = sorted({*range(0, self.step, stride), peak, self.step - 1})
+        return [[step, round(self.lr_scale(step), 9)] for step in shown]
+
+
+def derive_seed_fast(seed: int, step: int) -> int:
+    """A distinct seed for every (seed, step), cheap enough for every step (splitmix64)."""
+    mask = (1 << 64) - 1
+    x = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return (x ^ (x >> 31)) >> 1
+
+
+def _unsupported(spec: OptimizerSpec, protocol: Protocol) -> str | None:
+    if protocol.precision == "bf16" and "bf16" in spec.cannot:
+        return f"{spec.name} declares that it cannot train bf16 weights"
+    return None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _floats(values: Tensor | None, steps: int) -> list[float | None]:
+    if values is None:
+        return []
+    return [_finite(float(x)) for x in values[:steps].double().tolist()]
+
+
+def _means(losses: list[float | None]) -> list[list[float]]:
+    """[step, mean of the steps since the point before], at most `MAX_POINTS` points."""
+    stride = max(1, math.ceil(len(losses) / MAX_POINTS))
+    points = []
+    for start in range(0, len(losses), stride):
+        part = [x for x in losses[start : start + stride] if x is not None]
+        if part:
+            points.append([start + stride - 1, round(sum(part) / len(part), 6)])
+    return points

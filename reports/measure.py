@@ -1,0 +1,276 @@
+"""What a method's records amount to: a number, or why there is none.
+
+Only `timing` records speak of time, only `final` ones of the report loss, only `tune` ones of
+tuning. A missing number is a `Missing` with its reason and never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from levelfield.bench import stats
+from levelfield.bench.metrics import step_s as record_step_s
+from levelfield.bench.spec import TrialRecord
+from levelfield.reports.text import clean, plural
+from levelfield.reports.view import Method, View, dig, statuses
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why a number is not there."""
+
+    reason: str
+
+
+Measured = float | Missing
+
+KINDS = ("weights", "gradients", "state", "activations", "temporary")
+"""Parts of the peak, in the order of a stacked bar."""
+
+
+def known(value: Measured) -> float | None:
+    """The number, or None."""
+    return None if isinstance(value, Missing) else value
+
+
+def _given(value: float | None, otherwise: str) -> Measured:
+    return Missing(otherwise) if value is None else value
+
+
+# --- time: timing records only ----------------------------------------------------------------
+
+
+def step_s(method: Method) -> Measured:
+    """Median over repetitions of the median window, seconds a step."""
+    by_repetition = _repetitions(method)
+    if not by_repetition:
+        return Missing(_no_timing(method))
+    return _given(stats.median(by_repetition.values()), _no_timing(method))
+
+
+def step_ratio(method: Method, reference: Method | None) -> Measured:
+    """Step time over the reference's: median over the repetitions that both finished."""
+    if reference is None:
+        return Missing("the reference method is not part of this run")
+    mine, theirs = _repetitions(method), _repetitions(reference)
+    shared = [mine[n] / theirs[n] for n in sorted(set(mine) & set(theirs)) if theirs[n] > 0]
+    if shared:
+        return _given(stats.median(shared), _no_timing(method))
+    if not mine:
+        return Missing(_no_timing(method))
+    return Missing("no timing repetition in common with the reference")
+
+
+def _repetitions(method: Method) -> dict[int, float]:
+    pairs = ((record.trial, record_step_s(record)) for record in method.timing)
+    return {trial: value for trial, value in pairs if value is not None and math.isfinite(value)}
+
+
+def _no_timing(method: Method) -> str:
+    if not method.timing:
+        return "no timing records"
+    failed = next((r for r in method.timing if r.status != "ok"), None)
+    if failed is None:
+        return "the timing records hold no windows"
+    return f"timing {failed.status}: {clean(failed.reason or 'no reason given')}"
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def memory(method: Method, kind: str) -> Measured:
+    """Largest peak of one kind over the good finals (else the timing records), bytes."""
+    return _largest(method, lambda record: record.peak_bytes.get(kind), f"peak_bytes.{kind}")
+
+
+def state_bytes(method: Method) -> Measured:
+    """Largest measured optimizer state over the good finals (else the timing records), bytes."""
+    return _largest(method, lambda record: record.state_bytes, "state_bytes")
+
+
+def parameters(method: Method) -> Measured:
+    """Trainable parameters."""
+    return _largest(method, lambda record: record.parameters, "parameters")
+
+
+def _largest(
+    method: Method, read: Callable[[TrialRecord], float | None], name: str
+) -> Measured:
+    for records in (method.good, method.timing):
+        values = [float(v) for v in map(read, records) if v is not None and stats.finite(v)]
+        if values:
+            return max(values)
+    return Missing(why_missing((*method.good, *method.timing), name))
+
+
+def why_missing(records: Iterable[TrialRecord], name: str) -> str:
+    """The reason that a record gives for a measurement, or that there is none."""
+    seen = False
+    for record in records:
+        seen = True
+        reason = record.missing.get(name) or record.missing.get(name.split(".")[0])
+        if reason:
+            return clean(reason)
+    return "not recorded, no reason given" if seen else "no good final and no timing record"
+
+
+# --- tuning -----------------------------------------------------------------------------------
+
+
+def tuning_gain(method: Method) -> Measured:
+    """Selection loss at the paper's defaults (trial 0) minus the best trial's, nats."""
+    first = next((record for record in method.tune if record.trial == 0), None)
+    if first is None:
+        return Missing("no trial 0 at the paper's defaults")
+    if first.status != "ok" or first.selection_loss is None:
+        return Missing(f"the paper's defaults: {first.status}")
+    best = method.best
+    if best is None or best.selection_loss is None or not stats.finite(first.selection_loss):
+        return Missing("no good tuning trial")
+    return first.selection_loss - best.selection_loss
+
+
+def edges(method: Method) -> dict[str, str]:
+    """Tuned dimension -> in words, why its best value may not be a minimum.
+
+    The scale is judged by what was tried: its best value is at an edge if no trial lay beyond.
+    Where all trials beyond failed, the range was not cut short: the method's stability ends it.
+    """
+    best = method.best
+    if best is None:
+        return {}
+    found: dict[str, str] = {}
+    for name in best.tuned:
+        value = best.hparams.get(name)
+        if not isinstance(value, int | float) or not stats.finite(value):
+            continue
+        if name == method.scale:
+            verdict = _scale_edge(method, name, float(value))
+        else:
+            dim = dig(method.spec, "space", name)
+            side = stats.dim_edge(dim, float(value)) if dim else None
+            verdict = side and f"in the outer tenth of its range ({side} end)"
+        if verdict:
+            found[name] = verdict
+    return found
+
+
+def _scale_edge(method: Method, name: str, value: float) -> str | None:
+    tried = [(float(r.hparams[name]), r.status) for r in method.tune if name in r.hparams]
+    good = [tried_value for tried_value, status in tried if status == "ok"]
+    if len(set(good)) < 2:
+        return "the only value that ran well"
+    for side, beyond in (
+        ("lowest", [status for v, status in tried if v < value]),
+        ("highest", [status for v, status in tried if v > value]),
+    ):
+        if value != (min(good) if side == "lowest" else max(good)):
+            continue
+        if not beyond:
+            return f"the {side} value tried"
+        return f"the {side} value that ran well; beyond it: {', '.join(sorted(set(beyond)))}"
+    return None
+
+
+# --- tokens to the reference's loss -----------------------------------------------------------
+
+
+def target_loss(view: View) -> Measured:
+    """Median over seeds of the last point of the reference's curve, nats."""
+    reference = view.method(view.reference)
+    if reference is None or not reference.good:
+        return Missing(f"no good final of the reference, {clean(view.reference)}")
+    lasts = [float(record.curve[-1][-1]) for record in reference.good if record.curve]
+    return _given(stats.median(lasts), "the reference's finals hold no curve")
+
+
+def tokens_to_reference(method: Method, view: View) -> Measured:
+    """Median over the finals of tokens to the reference's loss; a seed never there counts as inf."""
+    target = target_loss(view)
+    if isinstance(target, Missing):
+        return target
+    if not method.final:
+        return Missing("no final records")
+    reached = [stats.tokens_to_target(r.curve, target) for r in method.good if r.curve]
+    hits = [tokens for tokens in reached if tokens is not None]
+    all_of_them = [*hits, *[math.inf] * (len(method.final) - len(hits))]
+    middle = stats.median(all_of_them)
+    if middle is None or not math.isfinite(middle):
+        return Missing(
+            f"reached by {len(hits)} of {plural(len(method.final), 'seed')} "
+            "on two evaluations in a row"
+        )
+    return middle
+
+
+def horizon_tokens(view: View) -> float | None:
+    """Training tokens of one trial by the protocol."""
+    parts = [
+        view.setting("budget", "steps"),
+        view.setting("data", "batch"),
+        view.setting("data", "sequence"),
+    ]
+    return math.prod(parts) if all(stats.finite(part) for part in parts) else None
+
+
+# --- stability --------------------------------------------------------------------------------
+
+
+def rate(records: Sequence[TrialRecord], status: str) -> Measured:
+    """Share of `records` with a status."""
+    if not records:
+        return Missing("no records")
+    return statuses(records)[status] / len(records)
+
+
+def over_finals(method: Method, name: str) -> Measured:
+    """Largest value of a record's field (spikes, max_grad_norm) over the finals."""
+    values = [getattr(record, name) for record in method.final]
+    numbers = [float(value) for value in values if value is not None and stats.finite(value)]
+    return max(numbers) if numbers else Missing(why_missing(method.final, name))
+
+
+# --- one number for memory, the same for all --------------------------------------------------
+
+
+def total_measure(view: View) -> tuple[str, Callable[[Method], Measured]]:
+    """What "memory" means on this page: the first measure that every ranked method has."""
+    candidates: tuple[tuple[str, Callable[[Method], Measured]], ...] = (
+        ("peak of all kinds", lambda method: memory(method, "total")),
+        ("weights + gradients + state, each at its peak", _accounted),
+    )
+    methods = view.contenders or view.methods
+    for label, measure in candidates:
+        if all(known(measure(method)) is not None for method in methods):
+            return label, measure
+    return "optimizer state", state_bytes
+
+
+def _accounted(method: Method) -> Measured:
+    parts = [memory(method, kind) for kind in KINDS[:3]]
+    missing = next((part for part in parts if isinstance(part, Missing)), None)
+    return missing or math.fsum(part for part in parts if not isinstance(part, Missing))
+
+
+def dominated_by(view: View) -> dict[str, list[str]]:
+    """Ranked method -> methods with no more memory whose t interval of the loss lies below its own.
+
+    The Pareto set is every method with an empty list.
+    """
+    _, measure = total_measure(view)
+    rows = [
+        (method.name, known(measure(method)), stats.t_interval(list(method.losses.values())))
+        for method in view.contenders
+    ]
+    found: dict[str, list[str]] = {}
+    for name, used, interval in rows:
+        if used is None or interval is None:
+            continue
+        found[name] = [
+            other
+            for other, less, below in rows
+            if less is not None and below is not None and less <= used and below[1] < interval[0]
+        ]
+    return found

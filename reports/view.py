@@ -1,0 +1,297 @@
+"""A run, read once: what is ranked, what is not and why. Everything a section shows comes from here.
+
+The rules that decide a ranking live in this file and in `bench.stats`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from levelfield.bench import stats
+from levelfield.bench.spec import TrialRecord
+from levelfield.reports.text import clean, plural
+
+MEASURED = frozenset({"ok", "undertrained"})
+"""Statuses whose loss was measured over the whole horizon. Leaving out an undertrained seed would
+flatter its method, so it stays in; a diverged one has no loss worth the name."""
+
+EXERCISED = 5
+"""Refreshes below which a mechanism was not put to the test."""
+
+
+class RunLike(Protocol):
+    """What a report needs of a run; `bench.store.Run` is one."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def manifest(self) -> Mapping[str, Any]: ...
+    @property
+    def records(self) -> tuple[TrialRecord, ...]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Excluded:
+    """A record that takes no part, with its reason."""
+
+    record: TrialRecord
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """One method's records of this run, by phase and number, and what they amount to."""
+
+    name: str
+    index: int
+    """Position in the manifest: fixes its colour."""
+    spec: Mapping[str, Any]
+    origin: str
+    digest: str
+    tune: tuple[TrialRecord, ...]
+    final: tuple[TrialRecord, ...]
+    timing: tuple[TrialRecord, ...]
+    unranked: str | None = None
+    """Why it has no place, or None."""
+    rank: int | None = None
+
+    @property
+    def good(self) -> tuple[TrialRecord, ...]:
+        """Final records with a measured report loss."""
+        return tuple(record for record in self.final if measured(record))
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """seed -> report loss, nats a token, of the good finals."""
+        return {r.seed: r.report_loss for r in self.good if r.report_loss is not None}
+
+    @property
+    def median(self) -> float | None:
+        """Median report loss over every final; a failed one counts as worse than any number."""
+        failed = [math.inf] * (len(self.final) - len(self.good))
+        return stats.median([*self.losses.values(), *failed])
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The tuning trial with the lowest selection loss."""
+        return stats.best(self.tune, lambda record: record.selection_loss)
+
+    @property
+    def scale(self) -> str:
+        """Name of the dimension that the tuner brackets."""
+        return str(self.spec.get("scale") or "lr")
+
+    @property
+    def hparams(self) -> Mapping[str, Any]:
+        """The values of the finals, or of the best trial before there are finals."""
+        if self.final:
+            return self.final[0].hparams
+        return self.best.hparams if self.best else {}
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """Names of the searched dimensions."""
+        for record in (*self.final, *self.tune):
+            return record.tuned
+        return tuple(self.spec.get("space") or ())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """Everything that a page needs, decided."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    methods: tuple[Method, ...]
+    """Sorted by median report loss; those without one last."""
+    excluded: tuple[Excluded, ...]
+    notes: tuple[str, ...]
+    pairs: tuple[stats.Pair, ...]
+    """Between rankable methods, Holm-adjusted together."""
+    ranked: bool
+
+    def setting(self, *keys: str, default: Any = None) -> Any:
+        """A value of the manifest's protocol, or `default` where an older run lacks it."""
+        return dig(self.manifest, "protocol", *keys, default=default)
+
+    @property
+    def reference(self) -> str:
+        """The method whose step time is 1 and whose loss is the target."""
+        return str(self.setting("reference", default="adamw"))
+
+    def method(self, name: str) -> Method | None:
+        """A method by name."""
+        return next((method for method in self.methods if method.name == name), None)
+
+    @property
+    def contenders(self) -> tuple[Method, ...]:
+        """Methods with a place, best first."""
+        placed = [method for method in self.methods if method.rank is not None]
+        return tuple(sorted(placed, key=lambda method: method.rank or 0))
+
+    def pair(self, a: str, b: str) -> stats.Pair | None:
+        """The comparison of two methods, turned so that it reads a - b."""
+        for pair in self.pairs:
+            if (pair.a, pair.b) == (a, b):
+                return pair
+            if (pair.a, pair.b) == (b, a):
+                return _turned(pair)
+        return None
+
+
+def dig(data: Any, *keys: str, default: Any = None) -> Any:
+    """A nested value of plain data; `default` where any level is absent or null."""
+    for key in keys:
+        if not isinstance(data, Mapping) or data.get(key) is None:
+            return default
+        data = data[key]
+    return data
+
+
+def measured(record: TrialRecord) -> bool:
+    """Whether a final record carries a report loss that counts."""
+    return record.status in MEASURED and stats.finite(record.report_loss)
+
+
+def build(run: RunLike) -> View:
+    """Decide who takes part, who is ranked and where."""
+    manifest, notes = run.manifest, list(run.notes)
+    for key in ("protocol", "methods", "data", "environment"):
+        if not manifest.get(key):
+            notes.append(f"the manifest has no {key!r}: what depends on it is left blank")
+    kept, excluded = select(run.records, manifest, notes)
+    methods = [_method(name, index, manifest, kept) for index, name in enumerate(_names(run))]
+    most = max((len(method.tune) for method in methods), default=0)
+    ranked = dig(manifest, "protocol", "ranked", default=True) is True
+    methods = [replace(m, unranked=unranked_reason(m, ranked, most)) for m in methods]
+    able = sorted((m for m in methods if m.unranked is None), key=_order)
+    losses = {method.name: method.losses for method in able}
+    places = stats.ranks(losses)
+    placed = [replace(method, rank=places.get(method.name)) for method in methods]
+    compared = losses if ranked else {}
+    return View(
+        path=run.path,
+        manifest=manifest,
+        methods=tuple(sorted(placed, key=_order)),
+        excluded=tuple(excluded),
+        notes=tuple(clean(note) for note in notes),
+        pairs=stats.pairs(compared),
+        ranked=ranked,
+    )
+
+
+def select(
+    records: Sequence[TrialRecord], manifest: Mapping[str, Any], notes: list[str]
+) -> tuple[list[TrialRecord], list[Excluded]]:
+    """Split records into those that count and those that do not, each with its reason."""
+    listed = {str(m.get("name")): m for m in manifest.get("methods") or ()}
+    kept: dict[tuple[str, str, int, int], TrialRecord] = {}
+    excluded: list[Excluded] = []
+    undigested = 0
+    for record in records:
+        reason = _stale(record, manifest, listed.get(record.optimizer, {}))
+        if listed and record.optimizer not in listed:
+            reason = "its method is not in the manifest"
+        if reason:
+            excluded.append(Excluded(record=record, reason=reason))
+            continue
+        undigested += None in (record.spec_digest, record.protocol_digest, record.data_digest)
+        if record.key in kept:
+            reason = "superseded: a later line has the same phase, method, number and seed"
+            excluded.append(Excluded(record=kept[record.key], reason=reason))
+        kept[record.key] = record
+    if undigested:
+        notes.append(f"{plural(undigested, 'record')} without a digest: staleness not checked")
+    return list(kept.values()), excluded
+
+
+def _stale(
+    record: TrialRecord, manifest: Mapping[str, Any], method: Mapping[str, Any]
+) -> str | None:
+    for what, mine, current in (
+        ("method's source", record.spec_digest, method.get("digest")),
+        ("protocol", record.protocol_digest, manifest.get("protocol_digest")),
+        ("data", record.data_digest, dig(manifest, "data", "digest")),
+    ):
+        if mine is not None and current is not None and mine != current:
+            return f"stale: the {what} has changed since ({mine[:8]}, now {str(current)[:8]})"
+    return None
+
+
+def unranked_reason(method: Method, ranked: bool, most_tuned: int) -> str | None:
+    """Why a method gets no place; None if it may be ranked."""
+    if not ranked:
+        return "this protocol ranks nothing"
+    if not method.final:
+        statuses = sorted({record.status for record in method.tune})
+        if not statuses:
+            return "no records"
+        if method.best is None:
+            return f"no good tuning trial ({', '.join(statuses)}), so no finals"
+        return "no final records yet"
+    if len(method.losses) < 2:
+        return (
+            f"{len(method.losses)} good of {plural(len(method.final), 'final seed')}: "
+            "no interval, no place"
+        )
+    if len(method.tune) < most_tuned:
+        return f"tuned with {len(method.tune)} trials where another method had {most_tuned}"
+    return _not_exercised(method)
+
+
+def _not_exercised(method: Method) -> str | None:
+    what = method.spec.get("refreshes")
+    if not what:
+        return None
+    counts = [record.refreshes for record in method.good]
+    known = [number for number in counts if number is not None]
+    if len(known) < len(counts):
+        return f"its refreshes ({clean(what)}) were not counted"
+    if min(known) < EXERCISED:
+        return f"not exercised: {min(known)} of at least {EXERCISED} refreshes ({clean(what)})"
+    return None
+
+
+def _names(run: RunLike) -> list[str]:
+    named = [str(method.get("name")) for method in run.manifest.get("methods") or ()]
+    return list(dict.fromkeys(named or sorted({r.optimizer for r in run.records})))
+
+
+def _method(
+    name: str, index: int, manifest: Mapping[str, Any], records: Iterable[TrialRecord]
+) -> Method:
+    entry = next((m for m in manifest.get("methods") or () if str(m.get("name")) == name), {})
+    mine = sorted((r for r in records if r.optimizer == name), key=lambda r: (r.trial, r.seed))
+    return Method(
+        name=name,
+        index=index,
+        spec=entry.get("spec") or {},
+        origin=clean(entry.get("origin") or "unknown"),
+        digest=str(entry.get("digest") or ""),
+        tune=tuple(r for r in mine if r.phase == "tune"),
+        final=tuple(r for r in mine if r.phase == "final"),
+        timing=tuple(r for r in mine if r.phase == "timing"),
+    )
+
+
+def _order(method: Method) -> tuple[float, int]:
+    middle = method.median
+    return (math.inf if middle is None else middle, method.index)
+
+
+def _turned(pair: stats.Pair) -> stats.Pair:
+    low_high = pair.interval and (-pair.interval[1], -pair.interval[0])
+    difference = None if pair.difference is None else -pair.difference
+    return replace(pair, a=pair.b, b=pair.a, difference=difference, interval=low_high)
+
+
+def statuses(records: Iterable[TrialRecord]) -> Counter[str]:
+    """How often each status occurs."""
+    return Counter(record.status for record in records)
