@@ -53,13 +53,13 @@ class Registry(Generic[T]):
     Args:
         kind: the word used in messages, also the attribute's name in upper case.
         record: the class that a loaded value must have.
-        folder: the folder under the project's root, also the entry-point group's last part.
+        files: where they lie under the project's root: `folder/*.py`, or one file with several.
         attribute: name of the record in its module.
     """
 
-    def __init__(self, kind: str, record: type[T], folder: str, attribute: str) -> None:
-        self.kind, self.record, self.folder, self.attribute = kind, record, folder, attribute
-        self.group = "levelfield." + folder.rsplit("/", maxsplit=1)[-1]
+    def __init__(self, kind: str, record: type[T], files: str, attribute: str) -> None:
+        self.kind, self.record, self.files, self.attribute = kind, record, files, attribute
+        self.group = f"levelfield.{kind}s"
 
     def entries(self) -> dict[str, Entry]:
         """Every name with its origin; nothing is imported.
@@ -78,24 +78,24 @@ class Registry(Generic[T]):
         return found
 
     def _files(self) -> list[Entry]:
-        module = "levelfield." + self.folder.replace("/", ".")
         entries = []
-        for path in sorted((ROOT / self.folder).glob("*.py")):
+        for path in sorted(ROOT.glob(self.files)):
+            file = path.relative_to(ROOT)
+            module = ".".join(("levelfield", *file.with_suffix("").parts))
             if path.stem.startswith("_"):
                 continue
-            literals = read_literals(path, self.attribute)
-            if literals is None:
-                continue
-            entries.append(
-                Entry(
-                    name=str(literals.get("name", path.stem)),
-                    origin=f"{self.folder}/{path.name}",
-                    reference=str(literals.get("name", path.stem)),
-                    path=path,
-                    target=f"{module}.{path.stem}:{self.attribute}",
-                    literals=literals,
+            for attribute, literals in read_literals(path, self.record.__name__):
+                name = str(literals.get("name", path.stem))
+                entries.append(
+                    Entry(
+                        name=name,
+                        origin=str(file),
+                        reference=name,
+                        path=path,
+                        target=f"{module}:{attribute}",
+                        literals=literals,
+                    )
                 )
-            )
         return entries
 
     def _entry_points(self) -> list[Entry]:
@@ -180,6 +180,8 @@ class Registry(Generic[T]):
 
     def _take(self, module: ModuleType, attribute: str, entry: Entry) -> Loaded[T]:
         value = getattr(module, attribute, None)
+        if isinstance(value, tuple):
+            value = next((item for item in value if getattr(item, "name", "") == entry.name), None)
         if not isinstance(value, self.record):
             given = "is not there" if value is None else f"is a {type(value).__name__}"
             raise BenchError(
@@ -188,26 +190,32 @@ class Registry(Generic[T]):
         return Loaded(value, entry, Path(str(module.__file__)))
 
 
-def read_literals(path: Path, attribute: str) -> dict[str, Any] | None:
-    """Literal keywords of `ATTRIBUTE = Record(...)` in a source file, without importing it.
-
-    Returns None if the file assigns no such record at its top level.
-    """
+def read_literals(path: Path, record: str) -> list[tuple[str, dict[str, Any]]]:
+    """Attribute and literal keywords of every `ATTRIBUTE = Record(...)`, or of every `Record(...)`
+    in `ATTRIBUTE = (..., ...)`, at the top level of a source file that is not imported."""
+    found = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):
             targets = [node.target]
-        named = any(isinstance(item, ast.Name) and item.id == attribute for item in targets)
         value = getattr(node, "value", None)
-        if named and isinstance(value, ast.Call):
-            found = {}
-            for keyword in value.keywords:
-                try:
-                    found[str(keyword.arg)] = ast.literal_eval(keyword.value)
-                except ValueError:
-                    continue
-            return found
-    return None
+        calls = value.elts if isinstance(value, ast.Tuple) else [value]
+        for target in targets:
+            for call in calls:
+                named = isinstance(call, ast.Call) and getattr(call.func, "id", "") == record
+                if named and isinstance(target, ast.Name):
+                    found.append((target.id, _literals(call)))
+    return found
+
+
+def _literals(call: ast.Call) -> dict[str, Any]:
+    found = {}
+    for keyword in call.keywords:
+        try:
+            found[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except ValueError:
+            continue
+    return found
 
 
 def _module_from(path: Path) -> ModuleType:
@@ -229,7 +237,7 @@ def _module_from(path: Path) -> ModuleType:
     return module
 
 
-OPTIMIZERS: Registry[OptimizerSpec] = Registry("optimizer", OptimizerSpec, "optimizers", "SPEC")
-PROTOCOLS: Registry[Protocol] = Registry("protocol", Protocol, "protocols", "PROTOCOL")
-METRICS: Registry[Metric] = Registry("metric", Metric, "reports/metrics", "METRIC")
-SECTIONS: Registry[Section] = Registry("section", Section, "reports/sections", "SECTION")
+OPTIMIZERS = Registry("optimizer", OptimizerSpec, "optimizers/*.py", "SPEC")
+PROTOCOLS = Registry("protocol", Protocol, "protocols/*.py", "PROTOCOL")
+METRICS = Registry("metric", Metric, "bench/metrics.py", "METRIC")
+SECTIONS = Registry("section", Section, "reports/sections/*.py", "SECTION")

@@ -1,4 +1,4 @@
-"""Pure tensor functions that several methods share.
+"""What several methods share: pure tensor functions, and torch's AdamW.
 
 Nothing here reads a tensor on the host. A trailing underscore means that the first argument is
 changed in place. `lr` is a float or a 0-dim tensor everywhere.
@@ -7,9 +7,13 @@ changed in place. `lr` is a float or a 0-dim tensor everywhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from levelfield.bench.stepper import BuildContext
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Keller Jordan's quintic: steepest at zero, settles around one instead of at it."""
@@ -111,3 +115,19 @@ def newton_schulz_dtype(tensor: Tensor) -> torch.dtype:
     if tensor.dtype == torch.float64:
         return torch.float64
     return torch.bfloat16 if tensor.is_cuda else torch.float32
+
+
+def build_adamw(ctx: BuildContext, hparams: Mapping[str, Any]) -> torch.optim.AdamW:
+    """torch's AdamW over the context's parameters.
+
+    The fused kernel walks parameter, gradient and state as flat memory. Autograd gives a gradient
+    the layout of its parameter, so that is right for contiguous parameters; if any is not, torch's
+    plain step is used for all of them.
+    """
+    fused = hparams["fused"] and all(param.tensor.is_contiguous() for param in ctx.params)
+    return torch.optim.AdamW(
+        ctx.groups(hparams),
+        betas=(hparams["beta1"], hparams["beta2"]),
+        eps=hparams["eps"],
+        fused=fused,
+    )

@@ -14,36 +14,18 @@ Defaults: torch's: lr 1e-3, betas (.9, .999), eps 1e-8, weight decay 1e-2.
 It takes every parameter at one rate: the plain baseline, without an embedding/head multiplier
 (`adamw_split` has one). State: m and v in the parameter's dtype.
 
-`fused` is on: one kernel for all parameters, on the CPU as on CUDA. That kernel walks parameter,
-gradient and state as flat memory. Autograd gives a gradient the layout of its parameter, so this
-is right for contiguous parameters; if any is not, torch's plain loop is used for all of them.
+`fused` is on, on the CPU as on CUDA: one kernel for all parameters. It is wrong for parameters that
+are not contiguous; if there is one, torch's plain step is used (`_ops.build_adamw`).
 
 Deviations: none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import torch
-
 from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec
-from levelfield.bench.stepper import BuildContext
 from levelfield.optimizers._claims import copies
-
-
-def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> torch.optim.AdamW:
-    """torch's AdamW over the context's parameters."""
-    fused = hparams["fused"] and all(param.tensor.is_contiguous() for param in ctx.params)
-    return torch.optim.AdamW(
-        ctx.groups(hparams),
-        betas=(hparams["beta1"], hparams["beta2"]),
-        eps=hparams["eps"],
-        fused=fused,
-    )
-
+from levelfield.optimizers._ops import build_adamw
 
 SPEC = OptimizerSpec(
     name="adamw",
@@ -54,7 +36,7 @@ SPEC = OptimizerSpec(
     code="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/adamw.py",
     licence="BSD-3-Clause",
     implementation="torch",
-    build=build,
+    build=build_adamw,
     space={
         "lr": space.log(1e-4, 1e-1, default=1e-3),
         "beta2": space.beta(0.9, 0.999, default=0.999),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec
 from levelfield.optimizers._claims import copies
-from levelfield.optimizers.adamw import build
+from levelfield.optimizers._ops import build_adamw
 
 SPEC = OptimizerSpec(
     name="adamw_split",
@@ -28,7 +28,7 @@ SPEC = OptimizerSpec(
     code="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/adamw.py",
     licence="BSD-3-Clause",
     implementation="torch",
-    build=build,
+    build=build_adamw,
     space={
         "lr": space.log(1e-4, 1e-1, default=1e-3),
         "embed_multiplier": space.embed_multiplier(),

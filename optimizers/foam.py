@@ -107,8 +107,6 @@ def foam_direction(
         exp_avg_sq.mul_(beta2).add_(cells.square().sum(-1), alpha=(1 - beta2) / size)
     else:
         moments_(exp_avg, exp_avg_sq, folded, beta1, beta2)
-    if not residual and norms is None:
-        return unfold(exp_avg / exp_avg_sq.sqrt().add_(eps), size, length)
     rest = cells - folded.unsqueeze(-1)
     if norms is not None:
         accurate = torch.promote_types(grad.dtype, torch.float32)
@@ -244,7 +242,7 @@ def _ratio(parts: Sequence[Tensor], wholes: Sequence[Tensor]) -> Tensor:
     """Norm of all parts together over that of all wholes, 0-dim; 0 if both are."""
     part = torch.linalg.vector_norm(torch.stack(tuple(parts)))
     whole = torch.linalg.vector_norm(torch.stack(tuple(wholes)))
-    return part / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+    return torch.div(part, whole.clamp_min(torch.finfo(whole.dtype).tiny))
 
 
 def state_bytes(params: Sequence[ParamInfo], hparams: Mapping[str, Any], progress: float) -> int:

@@ -1,0 +1,306 @@
+"""The `levelfield` command: parses, calls, renders.
+
+Everything heavy is imported inside the functions that need it: `--help` and `list` load neither
+torch nor transformers, optuna, pandas or matplotlib.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from levelfield.bench.spec import BenchError
+
+EXIT_OK, EXIT_FAILED, EXIT_MISUSE, EXIT_INTERRUPTED = 0, 1, 2, 130
+RESULT_VERSION = 1
+"""Version of the `--json` envelope."""
+
+app = typer.Typer(
+    name="levelfield",
+    help="The level playing field for LLM optimizers: equal budgets, exact memory, honest ranks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print a versioned JSON envelope on stdout.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command found: data for machines, lines for people."""
+
+    data: Mapping[str, Any]
+    lines: Sequence[str] = ()
+    exit_code: int = EXIT_OK
+    errors: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+
+def emit(command: str, as_json: bool, work: Callable[[], Result]) -> None:
+    """Run a command's work, print its result, exit with its code.
+
+    A user's mistake is one line on stderr and exit code 2, never a traceback.
+    """
+    try:
+        result = work()
+    except BenchError as error:
+        result = Result({}, (), EXIT_MISUSE, ({"message": error.message, "hint": error.hint},))
+        print(f"levelfield: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        result = Result({}, (), EXIT_INTERRUPTED, ({"message": "interrupted", "hint": None},))
+        print("levelfield: interrupted; what has a record is safe", file=sys.stderr)
+    if as_json:
+        envelope = {
+            "levelfield_result_version": RESULT_VERSION,
+            "command": command,
+            "status": "ok" if result.exit_code == EXIT_OK else "error",
+            "exit_code": result.exit_code,
+            "data": result.data,
+            "errors": list(result.errors),
+        }
+        print(json.dumps(envelope, allow_nan=False))
+    else:
+        for line in result.lines:
+            print(line)
+    raise typer.Exit(result.exit_code)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from levelfield.bench.provenance import levelfield_version
+
+        print(f"levelfield {levelfield_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The level playing field for LLM optimizers."""
+
+
+# --- list -------------------------------------------------------------------------------------
+
+KINDS = ("optimizers", "protocols", "metrics", "sections", "runs")
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help=", ".join(KINDS))] = "optimizers",
+    out: Annotated[Path, typer.Option("--out", help="Parent folder of runs.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List optimizers, protocols, metrics, sections or runs."""
+    emit("list", as_json, lambda: _list_runs(out) if kind == "runs" else _list_records(kind))
+
+
+def _list_records(kind: str) -> Result:
+    from levelfield.bench import registry
+    from levelfield.bench.digest import did_you_mean
+
+    registries = {
+        "optimizers": registry.OPTIMIZERS,
+        "protocols": registry.PROTOCOLS,
+        "metrics": registry.METRICS,
+        "sections": registry.SECTIONS,
+    }
+    if kind not in registries:
+        raise BenchError(f"nothing to list under {kind!r}", did_you_mean(kind, KINDS))
+    entries = registries[kind].entries()
+    rows = [
+        {"name": name, "origin": item.origin, "loaded": False}
+        if item.literals is None
+        else {
+            "name": name,
+            "origin": item.origin,
+            **{k: v for k, v in item.literals.items() if k in ("family", "summary", "paper")},
+        }
+        for name, item in sorted(entries.items())
+    ]
+    width = max((len(row["name"]) for row in rows), default=0)
+    lines = [
+        f"{row['name']:<{width}}  {row.get('family', '')}{'  ' if row.get('family') else ''}"
+        f"{row.get('summary', 'from ' + row['origin'] + ', not loaded')}"
+        for row in rows
+    ]
+    return Result({"kind": kind, "items": rows}, lines)
+
+
+def _list_runs(out: Path) -> Result:
+    from levelfield.bench.store import read_manifest, read_records
+
+    rows: list[dict[str, Any]] = []
+    for folder in sorted(out.glob("*/manifest.json")):
+        try:
+            manifest = read_manifest(folder.parent)
+            records, _ = read_records(folder.parent / "records.jsonl")
+        except BenchError as error:
+            rows.append({"name": folder.parent.name, "error": str(error)})
+            continue
+        methods = [item["name"] for item in manifest["methods"]]
+        rows.append(
+            {
+                "name": folder.parent.name,
+                "protocol": manifest["protocol"]["name"],
+                "methods": methods,
+                "records": len(records),
+                "page": (folder.parent / "report.html").is_file(),
+            }
+        )
+    lines = [
+        f"{row['name']}  {row.get('error') or ', '.join(row['methods'])}"
+        + (f"  {row['records']} records" if "records" in row else "")
+        for row in rows
+    ]
+    return Result({"kind": "runs", "items": rows}, lines or [f"no runs under {out}"])
+
+
+# --- run --------------------------------------------------------------------------------------
+
+
+@app.command()
+def run(
+    protocol: Annotated[
+        str | None, typer.Argument(help="A protocol's name, or file.py:PROTOCOL.")
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None,
+        typer.Option("--optimizer", "-o", help="A method's name, or file.py:SPEC; repeatable."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a protocol field: budget.trials=12; repeatable."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the whole run [0].")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Final seeds a method [the protocol's].")
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option("--slots", help="Trials at once [cores // threads, or GPUs].")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda or cuda:0 [cpu].")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Parent folder of the run's folder [runs].")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Finish the missing cells of this run.")
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", help="Add methods (-o) or finals (--seeds) to a run.")
+    ] = None,
+    rerun_stale: Annotated[
+        bool, typer.Option("--rerun-stale", help="With --resume: train changed methods again.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Tune, train and time methods under a protocol, and write the page."""
+
+    def work() -> Result:
+        from levelfield.bench import api, progress
+
+        chosen = {
+            "PROTOCOL": protocol,
+            "-o": optimizer,
+            "--set": settings,
+            "--seed": seed,
+            "--seeds": seeds,
+            "--device": device,
+            "--out": out,
+        }
+        given = {name for name, value in chosen.items() if value is not None}
+        watcher = progress.watcher(slots or 1)
+        if resume is not None:
+            _only(given, (), "--resume", into is not None)
+            with watcher:
+                done = api.resume(resume, rerun_stale=rerun_stale, slots=slots, watcher=watcher)
+        elif into is not None:
+            _only(given, ("-o", "--seeds"), "--into", rerun_stale)
+            if not given:
+                raise BenchError("--into adds nothing", "name methods with -o or finals by --seeds")
+            with watcher:
+                done = api.extend(into, optimizer or (), seeds=seeds, slots=slots, watcher=watcher)
+        else:
+            if protocol is None:
+                raise BenchError("no protocol given", "`levelfield list protocols` names them")
+            if rerun_stale:
+                raise BenchError("--rerun-stale goes with --resume")
+            with watcher:
+                done = api.run(
+                    protocol,
+                    optimizer or (),
+                    settings=settings or (),
+                    seed=seed or 0,
+                    seeds=seeds,
+                    slots=slots,
+                    device=device or "cpu",
+                    out=out or Path("runs"),
+                    watcher=watcher,
+                )
+        return _finished(done)
+
+    emit("run", as_json, work)
+
+
+def _only(given: set[str], allowed: Sequence[str], option: str, conflict: bool) -> None:
+    refused = sorted(given - set(allowed))
+    if conflict:
+        refused.append("--into" if option == "--resume" else "--rerun-stale")
+    if refused:
+        accepted = ", ".join((*allowed, "--slots", "--json"))
+        raise BenchError(
+            f"{option} takes everything else from the run's manifest: not {', '.join(refused)}",
+            f"accepted with it: {accepted}",
+        )
+
+
+def _finished(done: Any) -> Result:
+    from levelfield.bench.study import exit_code
+    from levelfield.reports import page
+
+    path = page.write(done)
+    methods = [item["name"] for item in done.manifest["methods"]]
+    code = exit_code(done.records, methods)
+    lines = [*page.summary(done), f"page: {path}"]
+    counts: dict[str, int] = {}
+    for record in done.records:
+        counts[record.status] = counts.get(record.status, 0) + 1
+    data = {"run": str(done.path), "page": str(path), "records": counts, "methods": methods}
+    return Result(data, lines, code)
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run's page, tables and figures again from its records."""
+
+    def work() -> Result:
+        from levelfield.bench.store import load_run
+        from levelfield.reports import page
+
+        written = page.write(load_run(path))
+        return Result({"page": str(written)}, [f"page: {written}"])
+
+    emit("report", as_json, work)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""Drawing: a `View` in, SVG text out. What is drawn is computed in `curves.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from levelfield.bench import stats
+from levelfield.reports import measure
+from levelfield.reports.curves import (
+    Band,
+    Panel,
+    interval_rows,
+    over_seconds,
+    over_tokens,
+    panel_window,
+    panels,
+    spread_labels,
+    traces,
+    window,
+)
+from levelfield.reports.svg import INK, KINDS, PAPER, SOFT, canvas, export, look, style
+from levelfield.reports.text import big, binary_unit, clean, listed, short, significant
+from levelfield.reports.view import Method, View
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 560, 360
+
+
+def loss_tokens(view: View, name: str, title: str, description: str) -> str | None:
+    """Selection loss against training tokens."""
+    return _curves(view, over_tokens(view), "training tokens", big, name, title, description)
+
+
+def loss_seconds(view: View, name: str, title: str, description: str) -> str | None:
+    """Selection loss against seconds of undisturbed training."""
+    bands = over_seconds(view)
+    label = "seconds of training, from the timing phase"
+    return _curves(view, bands, label, significant, name, title, description)
+
+
+def _curves(
+    view: View, bands: Sequence[Band], label: str, show: Any, name: str, title: str, words: str
+) -> str | None:
+    if not bands:
+        return None
+    with style():
+        figure = canvas(WIDTH, HEIGHT)
+        axes = figure.add_subplot()
+        low, high = window(bands)
+        end = max(band.x[-1] for band in bands)
+        for band in reversed(bands):
+            drawn = look(band.method, view)
+            axes.fill_between(
+                band.x, band.low, band.high, color=drawn.color, alpha=0.13, linewidth=0
+            )
+            axes.plot(
+                band.x,
+                band.middle,
+                color=drawn.color,
+                linewidth=1.8,
+                linestyle=(0, drawn.dashes) if drawn.dashes else "-",
+            )
+        axes.set(xlim=(0, end), ylim=(low, high), xlabel=label, ylabel="loss, nats a token")
+        axes.xaxis.set_major_formatter(lambda value, _: show(value))
+        shown = [band for band in bands if low <= band.middle[-1] <= high]
+        _label_ends(axes, view, shown, end)
+        return export(figure, name, title, words)
+
+
+def _label_ends(axes: Axes, view: View, bands: Sequence[Band], end: float) -> None:
+    """Names at the lines' ends, moved apart where they would overlap."""
+    low, high = axes.get_ylim()
+    gap = (high - low) * 13.5 / (HEIGHT - 60)
+    places = spread_labels([band.middle[-1] for band in bands], gap, low, high)
+    for band, place in zip(bands, places, strict=True):
+        drawn = look(band.method, view)
+        axes.annotate(
+            clean(band.method.name),
+            xy=(band.x[-1], band.middle[-1]),
+            xytext=(1.035, place),
+            textcoords=axes.get_yaxis_transform(),
+            color=drawn.color,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": drawn.color, "linewidth": 0.7, "alpha": 0.6,
+                        "shrinkA": 1, "shrinkB": 2},
+        )  # fmt: skip
+
+
+def outside(view: View) -> list[str]:
+    """Methods whose curve ends above the frame of `loss_tokens`."""
+    bands = over_tokens(view)
+    if not bands:
+        return []
+    _, high = window(bands)
+    return [clean(band.method.name) for band in bands if band.middle[-1] > high]
+
+
+def loss_scale(view: View, name: str, title: str, description: str) -> str | None:
+    """Every tuning trial: selection loss against the scale dimension, a panel a method."""
+    shown = panels(view)
+    limits = panel_window(shown)
+    if not shown or limits is None:
+        return None
+    columns = min(4, len(shown))
+    rows = -(-len(shown) // columns)
+    with style():
+        figure = canvas(20 + 265 * columns, 30 + 165 * rows)
+        grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+        decades = max(_decades(panel) for panel in shown)
+        for number, axes in enumerate(grid.flat):
+            if number < len(shown):
+                _panel(axes, shown[number], view, limits, decades)
+            else:
+                axes.set_axis_off()
+        figure.supylabel("selection loss, nats a token", fontsize=10, color=SOFT)
+        return export(figure, name, title, description)
+
+
+def _decades(panel: Panel) -> float:
+    import math
+
+    values = [value for value, _, _ in panel.points]
+    return math.log10(max(values) / min(values)) if panel.log else 0.0
+
+
+def _panel(
+    axes: Axes, panel: Panel, view: View, limits: tuple[float, float], decades: float
+) -> None:
+    drawn, best = look(panel.method, view), panel.method.best
+    low, high = limits
+    values = [value for value, _, _ in panel.points]
+    if panel.log:
+        from matplotlib.ticker import LogLocator, NullFormatter
+
+        axes.set_xscale("log")
+        centre = (max(values) * min(values)) ** 0.5
+        reach = 10 ** (decades / 2 + 0.25)
+        axes.set_xlim(centre / reach, centre * reach)
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
+        axes.xaxis.set_major_formatter(lambda value, _: significant(value, 2))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(low, high)
+    ends = [(value, loss) for value, loss, _ in sorted(panel.points, key=lambda p: p[0])
+            if loss is not None]  # fmt: skip
+    axes.plot([v for v, _ in ends], [y for _, y in ends], color=drawn.color, lw=0.9, alpha=0.35)
+    top = high - 0.05 * (high - low)
+    for value, loss, record in panel.points:
+        if loss is None:
+            axes.plot([value], [top], "x", color=SOFT, ms=6, mew=1.4)
+        elif loss > high:
+            axes.plot([value], [top], "^", color=drawn.color, ms=4.5)
+        else:
+            face = PAPER if record.trial == 0 else drawn.color
+            axes.plot([value], [loss], "o", color=drawn.color, mfc=face, ms=5, mew=1.3)
+        if record is best and loss is not None:
+            axes.plot([value], [min(loss, top)], "o", mfc="none", mec=drawn.color, ms=11, mew=1.3)
+    scale = clean(panel.method.scale)
+    found = f"{scale} {short(float(best.hparams[panel.method.scale]))}" if best else "none good"
+    axes.set_title(clean(panel.method.name), loc="left", color=drawn.color, fontweight="bold")
+    axes.set_title(found, loc="right", color=SOFT, fontsize=10)
+
+
+def differences(view: View, name: str, title: str, description: str) -> str | None:
+    """Paired difference to the reference with its t interval, one row a method."""
+
+    def read(method: Method) -> tuple[float, float, float] | None:
+        pair = view.pair(method.name, view.reference)
+        if pair is None or pair.difference is None or pair.interval is None:
+            return None
+        return pair.difference, *pair.interval
+
+    rows = interval_rows(view, read)
+    if not rows:
+        return None
+    with style():
+        figure = canvas(WIDTH, 74 + 24 * len(rows))
+        axes = figure.add_subplot()
+        axes.axvline(0, color=INK, linewidth=1)
+        for number, (method, middle, low, high) in enumerate(rows):
+            drawn, pair = look(method, view), view.pair(method.name, view.reference)
+            sure = pair is not None and pair.winner() is not None
+            axes.plot([low, high], [number] * 2, color=drawn.color, lw=2.2, solid_capstyle="round")
+            face = drawn.color if sure else PAPER
+            axes.plot([middle], [number], "o", color=drawn.color, mfc=face, ms=7, mew=1.6)
+        axes.set_yticks(range(len(rows)), [clean(row[0].name) for row in rows])
+        for text, row in zip(axes.get_yticklabels(), rows, strict=True):
+            text.set_color(look(row[0], view).color)
+            text.set_fontsize(11)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel(f"nats a token against {clean(view.reference)}; left is better")
+        axes.xaxis.set_major_formatter(lambda value, _: significant(value, 3))
+        return export(figure, name, title, description)
+
+
+def pareto(view: View, name: str, title: str, description: str) -> str | None:
+    """Loss against memory, with intervals; the Pareto set is filled."""
+    label, amount = measure.total_measure(view)
+    dominated = measure.dominated_by(view)
+    rows = [
+        (method, measure.known(amount(method)), stats.t_interval(list(method.losses.values())))
+        for method in view.contenders
+    ]
+    drawn_rows = [(m, b, i) for m, b, i in rows if b is not None and i is not None]
+    if len(drawn_rows) < 2:
+        return None
+    unit, exponent = binary_unit([amount for _, amount, _ in drawn_rows])
+    with style():
+        figure = canvas(WIDTH, HEIGHT)
+        axes = figure.add_subplot()
+        means = sorted((i[0] + i[1]) / 2 for _, _, i in drawn_rows)
+        low = min(i[0] for _, _, i in drawn_rows)
+        typical = means[len(means) // 2]
+        high = min(max(i[1] for _, _, i in drawn_rows), typical + 3 * (typical - low) + 1e-3)
+        room = 0.08 * (high - low)
+        axes.set_ylim(low - room, high + room)
+        widest = max(amount for _, amount, _ in drawn_rows) / 2**exponent
+        narrowest = min(amount for _, amount, _ in drawn_rows) / 2**exponent
+        span = max(widest - narrowest, 0.02 * widest)
+        axes.set_xlim(narrowest - 0.1 * span, widest + 0.22 * span)
+        for method, memory_bytes, interval in drawn_rows:
+            drawn, x = look(method, view), memory_bytes / 2**exponent
+            middle = min((interval[0] + interval[1]) / 2, high + 0.5 * room)
+            inside = not dominated.get(method.name)
+            above = (interval[0] + interval[1]) / 2 > high + 0.5 * room
+            axes.plot([x, x], interval, color=drawn.color, lw=1.4, alpha=0.55)
+            face = drawn.color if inside else PAPER
+            axes.plot([x], [middle], "^" if above else "o", color=drawn.color, mfc=face, ms=8,
+                      mew=1.5)  # fmt: skip
+            axes.annotate(
+                clean(method.name),
+                (x, middle),
+                (8, 0),
+                textcoords="offset points",
+                va="center",
+                color=drawn.color,
+                fontweight="bold" if inside else "normal",
+            )
+        axes.set(xlabel=f"memory, {unit} ({label})", ylabel="report loss, nats a token")
+        return export(figure, name, title, description)
+
+
+def memory(view: View, name: str, title: str, description: str) -> str | None:
+    """Bytes at the peak, stacked by kind, smallest total first."""
+    rows = []
+    for method in view.methods:
+        parts = [measure.known(measure.memory(method, kind)) for kind in measure.KINDS]
+        if any(part is not None for part in parts):
+            rows.append((method, [part or 0.0 for part in parts]))
+    if not rows:
+        return None
+    rows.sort(key=lambda row: sum(row[1]))
+    unit, exponent = binary_unit([sum(parts) for _, parts in rows])
+    with style():
+        figure = canvas(WIDTH, 84 + 24 * len(rows))
+        axes = figure.add_subplot()
+        for number, (_, parts) in enumerate(rows):
+            left = 0.0
+            for part, color in zip(parts, KINDS, strict=True):
+                axes.barh(number, part / 2**exponent, left=left, color=color[0], height=0.66,
+                          linewidth=0)  # fmt: skip
+                left += part / 2**exponent
+            axes.text(left, number, f"  {significant(left, 3)}", va="center", color=SOFT,
+                      fontsize=10)  # fmt: skip
+        axes.set_yticks(range(len(rows)), [clean(method.name) for method, _ in rows])
+        for text in axes.get_yticklabels():
+            text.set_color(INK)
+            text.set_fontsize(11)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.margins(x=0.1)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(f"{unit} at the step's peak")
+        handles = axes.containers[: len(measure.KINDS)]
+        figure.legend(handles, measure.KINDS, loc="outside upper left", ncols=len(measure.KINDS),
+                      frameon=False, fontsize=10, handlelength=0.9, columnspacing=1.2,
+                      handletextpad=0.4)  # fmt: skip
+        return export(figure, name, title, description)
+
+
+def schedule(view: View, name: str, title: str, description: str) -> str | None:
+    """The learning-rate factor that was really used, one line a group of methods."""
+    groups = traces(view)
+    if not groups:
+        return None
+    with style():
+        figure = canvas(WIDTH, 220)
+        axes = figure.add_subplot()
+        for number, (names, trace) in enumerate(groups):
+            first = view.method(names[0])
+            color = INK if number == 0 or first is None else look(first, view).color
+            label = listed(map(clean, names)) if len(groups) > 1 else "all methods"
+            axes.plot([s for s, _ in trace], [f for _, f in trace], color=color, lw=1.8,
+                      label=label[:70])  # fmt: skip
+        axes.set(xlabel="step", ylabel="factor on the rate", ylim=(0, None))
+        if len(groups) > 1:
+            figure.legend(loc="outside upper left", frameon=False, fontsize=10)
+        return export(figure, name, title, description)
