@@ -108,7 +108,7 @@ def _list_records(kind: str) -> Result:
     from levelfield.bench import registry
     from levelfield.bench.digest import did_you_mean
 
-    registries = {
+    registries: dict[str, registry.Registry[Any]] = {
         "optimizers": registry.OPTIMIZERS,
         "protocols": registry.PROTOCOLS,
         "metrics": registry.METRICS,
@@ -117,7 +117,7 @@ def _list_records(kind: str) -> Result:
     if kind not in registries:
         raise BenchError(f"nothing to list under {kind!r}", did_you_mean(kind, KINDS))
     entries = registries[kind].entries()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": name, "origin": item.origin, "loaded": False}
         if item.literals is None
         else {
@@ -266,7 +266,7 @@ def _only(given: set[str], allowed: Sequence[str], option: str, conflict: bool) 
 
 
 def _finished(done: Any) -> Result:
-    from levelfield.bench.study import exit_code
+    from levelfield.bench.campaign import exit_code
     from levelfield.reports import page
 
     path = page.write(done)

@@ -35,7 +35,10 @@ def account(
         if param.grad is not None:
             gradients.add(storage_key(param.grad))
 
-    hooks = [param.tensor.register_post_accumulate_grad_hook(keep) for param in params]
+    hooks = [
+        param.tensor.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
+        for param in params
+    ]
     tracker = StorageTracker(roots)
     stretches: dict[str, tuple[int, dict[int, int]]] = {}
     current = "update"

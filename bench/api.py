@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.bench import study
+from levelfield.bench.campaign import Campaign, Watcher
 from levelfield.bench.registry import PROTOCOLS
+from levelfield.bench.settings import apply_settings
 from levelfield.bench.spec import BenchError, Phase, Protocol, TrialRecord
-from levelfield.bench.store import Run, load_run
+from levelfield.bench.store import Run, RunWriter, load_run
 from levelfield.bench.train_request import Progress, TrialRequest
 
 
@@ -47,7 +49,7 @@ def run(
     slots: int | None = None,
     device: str = "cpu",
     out: Path | str = "runs",
-    watcher: study.Watcher | None = None,
+    watcher: Watcher | None = None,
 ) -> Run:
     """Tune, train and time methods under a protocol; returns the finished run.
 
@@ -71,7 +73,7 @@ def run(
     if isinstance(protocol, str):
         loaded = PROTOCOLS.load(protocol)
         protocol, origin = loaded.value, loaded.entry.origin
-    protocol = study.apply_settings(protocol, settings)
+    protocol = apply_settings(protocol, settings)
     methods = study.load_methods(tuple(optimizers) or protocol.methods)
     if not methods:
         raise BenchError(f"protocol {protocol.name} names no methods", "name some with -o")
@@ -95,7 +97,7 @@ def resume(
     *,
     rerun_stale: bool = False,
     slots: int | None = None,
-    watcher: study.Watcher | None = None,
+    watcher: Watcher | None = None,
 ) -> Run:
     """Finish exactly the missing cells of a run; everything else comes from its manifest.
 
@@ -111,7 +113,7 @@ def extend(
     *,
     seeds: int | None = None,
     slots: int | None = None,
-    watcher: study.Watcher | None = None,
+    watcher: Watcher | None = None,
 ) -> Run:
     """Add methods, or final seeds, to a run without training anything again."""
     return _reopen(Path(path), optimizers, seeds, False, slots, watcher)
@@ -123,7 +125,7 @@ def _reopen(
     seeds: int | None,
     rerun_stale: bool,
     slots: int | None,
-    watcher: study.Watcher | None,
+    watcher: Watcher | None,
 ) -> Run:
     writer, manifest = study.reopen(path)
     protocol = study.manifest_protocol(manifest)
@@ -141,12 +143,12 @@ def _reopen(
 
 
 def _go(
-    writer: study.RunWriter,
+    writer: RunWriter,
     protocol: Protocol,
     methods: Sequence[study.Method],
     devices: Sequence[str],
     slots: int,
-    watcher: study.Watcher | None,
+    watcher: Watcher | None,
 ) -> Run:
     from levelfield.bench.execute import LocalExecutor
 
@@ -156,7 +158,7 @@ def _go(
             watcher.note(note)
         executor = LocalExecutor(slots, devices, protocol.threads)
         try:
-            study.Campaign(writer, protocol, methods, executor, watcher).run()
+            Campaign(writer, protocol, methods, executor, watcher).run()
         finally:
             executor.close()
     return load_run(writer.path)

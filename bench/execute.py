@@ -25,8 +25,12 @@ from levelfield.bench.spec import BenchError, Status, TrialRecord
 if TYPE_CHECKING:
     from levelfield.bench.train_request import Progress, TrialRequest
 
-PRELOAD = ["__main__", "torch", "torch.optim", "transformers", "transformers.models.llama.modeling_llama",
-           "levelfield.bench.worker"]  # fmt: skip
+PRELOAD = [
+    "__main__",
+    "torch.optim",
+    "transformers.models.llama.modeling_llama",
+    "levelfield.bench.worker",
+]
 GRACE_S = 5.0
 """Seconds between asking a process to stop and killing it."""
 

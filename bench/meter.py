@@ -106,7 +106,7 @@ def _peak_rss() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts live bytes by storage while it is entered, and remembers the moment of the peak.
 
     Args:
@@ -114,7 +114,7 @@ class StorageTracker(TorchDispatchMode):
     """
 
     def __init__(self, roots: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, int] = {}
         self.live_bytes = 0
         self.peak_bytes = 0

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from levelfield.bench.spec import Phase, TrialRecord
-
-if TYPE_CHECKING:
-    from levelfield.bench.train_request import Progress, TrialRequest
+from levelfield.bench.train_request import Progress, TrialRequest, cell_key
 
 PHASES = {"tune": "tuning", "final": "final seeds", "timing": "timing"}
 
@@ -129,7 +127,7 @@ class LiveProgress(PlainProgress):
             self._draw()
 
     def finished(self, record: TrialRecord, fresh: bool) -> None:
-        key = f"{record.phase}-{record.optimizer}-{record.trial}-{record.seed}"
+        key = cell_key(*record.key)
         self._running.pop(key, None)
         super().finished(record, fresh)
         self._draw()
@@ -146,8 +144,8 @@ class LiveProgress(PlainProgress):
                 table.add_row(name, "starting")
                 continue
             share = progress.step / progress.steps
-            left_s = (progress.steps - progress.step) * request.protocol.tokens_per_step
-            left_s /= max(progress.tokens_per_s, 1e-9)
+            left = (progress.steps - progress.step) * request.protocol.tokens_per_step
+            left_s = left / max(progress.tokens_per_s, 1e-9)
             table.add_row(
                 name,
                 f"loss {progress.loss:.4f}",

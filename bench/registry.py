@@ -120,9 +120,7 @@ class Registry(Generic[T]):
             return self._from_file(reference)
         entries = self.entries()
         if reference not in entries:
-            raise BenchError(
-                f"unknown {self.kind} {reference!r}", did_you_mean(reference, entries)
-            )
+            raise BenchError(f"unknown {self.kind} {reference!r}", did_you_mean(reference, entries))
         entry = entries[reference]
         module_name, _, attribute = entry.target.partition(":")
         module = self._import(lambda: importlib.import_module(module_name), entry.origin)
@@ -202,8 +200,9 @@ def read_literals(path: Path, record: str) -> list[tuple[str, dict[str, Any]]]:
         calls = value.elts if isinstance(value, ast.Tuple) else [value]
         for target in targets:
             for call in calls:
-                named = isinstance(call, ast.Call) and getattr(call.func, "id", "") == record
-                if named and isinstance(target, ast.Name):
+                if not isinstance(call, ast.Call) or not isinstance(target, ast.Name):
+                    continue
+                if getattr(call.func, "id", "") == record:
                     found.append((target.id, _literals(call)))
     return found
 

@@ -77,7 +77,7 @@ class Dim:
         return replace(self, low=low, high=high)
 
     def edge(self, value: float) -> str | None:
-        """`low` or `high` if `value` lies in the outer tenth of the range; natural bounds exempt."""
+        """`low` or `high` if `value` is in the outer tenth of the range; natural bounds exempt."""
         share = self.where(value)
         if share <= 0.1 and self.low > self.bounds[0]:
             return "low"

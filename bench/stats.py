@@ -25,14 +25,10 @@ SPIKE_WINDOW = 20
 
 def finite(value: object) -> bool:
     """Whether `value` is a real number that may be compared."""
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def is_better(
-    value: float | None, other: float | None, lower_is_better: bool = True
-) -> bool:
+def is_better(value: float | None, other: float | None, lower_is_better: bool = True) -> bool:
     """Whether `value` beats `other`. None, NaN and infinities never win and always lose."""
     if value is None or not finite(value):
         return False

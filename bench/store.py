@@ -153,7 +153,9 @@ def write_atomic(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise BenchError(f"cannot write {path}: {error.strerror}", "free or choose a disk") from None
+        raise BenchError(
+            f"cannot write {path}: {error.strerror}", "free or choose a disk"
+        ) from None
 
 
 class RunWriter:

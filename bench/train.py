@@ -7,18 +7,17 @@ step by step, a `StepBatch`.
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from levelfield.bench import accounting, models, sources, stats, tasks
+from levelfield.bench.build import build_stepper, claimed_state_bytes
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.meter import build_meter, state_bytes
 from levelfield.bench.registry import OPTIMIZERS
@@ -26,20 +25,12 @@ from levelfield.bench.schedules import check_schedule, lr_factor
 from levelfield.bench.spec import (
     BenchError,
     OptimizerSpec,
-    ParamInfo,
-    Phase,
     Protocol,
     Status,
     TrialRecord,
 )
+from levelfield.bench.stepper import StepBatch
 from levelfield.bench.train_request import Progress, TrialRequest, identity
-from levelfield.bench.stepper import (
-    BuildContext,
-    GradientStepper,
-    Parameter,
-    StepBatch,
-    Stepper,
-)
 
 UNTIMED_STEPS = 5
 """First steps of a trial: warm-up of caches and allocators, and accounting."""
@@ -79,127 +70,6 @@ def _failure(error: Exception) -> tuple[Status, str]:
     where = traceback.extract_tb(error.__traceback__)[-1]
     file = where.filename.rsplit("/", maxsplit=1)[-1]
     return "error", f"{type(error).__name__}: {line} ({file}:{where.lineno})"
-
-
-# --- building the method ----------------------------------------------------------------------
-
-
-def split_roles(
-    spec: OptimizerSpec, params: tuple[Parameter, ...]
-) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
-    """The parameters that the method takes and the rest, every one exactly once.
-
-    Raises:
-        BenchError: the method takes roles that this model has none of.
-    """
-    taken = tuple(param for param in params if param.info.role in spec.roles)
-    if not taken:
-        raise BenchError(
-            f"{spec.name} takes {', '.join(spec.roles)} parameters and this model has none",
-            f"the model has {', '.join(sorted({param.info.role for param in params}))}",
-        )
-    return taken, tuple(param for param in params if param.info.role not in spec.roles)
-
-
-def fallback_optimizer(
-    protocol: Protocol, rest: tuple[Parameter, ...], hparams: Mapping[str, Any]
-) -> torch.optim.Optimizer | None:
-    """The protocol's AdamW over the roles that a method does not take; None if it takes all."""
-    if not rest:
-        return None
-    fallback = protocol.fallback
-    multiplier = hparams.get("embed_multiplier", 1.0)
-    groups = [
-        {
-            "params": [param.tensor for param in rest if param.info.role == role],
-            "lr": fallback.lr * (multiplier if role in ("embed", "head") else 1.0),
-            "weight_decay": fallback.weight_decay if role in protocol.decay_roles else 0.0,
-        }
-        for role in dict.fromkeys(param.info.role for param in rest)
-    ]
-    betas = (fallback.beta1, fallback.beta2)
-    return torch.optim.AdamW(groups, betas=betas, eps=fallback.eps, fused=True)
-
-
-def claimed_state_bytes(
-    spec: OptimizerSpec,
-    protocol: Protocol,
-    infos: tuple[ParamInfo, ...],
-    hparams: Mapping[str, Any],
-    progress: float,
-) -> int:
-    """What the spec claims for its roles, and AdamW's two moments for the rest."""
-    taken = tuple(info for info in infos if info.role in spec.roles)
-    rest = sum(
-        2 * info.nbytes for info in infos if info.role not in spec.roles and info.tied_to is None
-    )
-    return spec.state_bytes(taken, hparams, progress) + rest
-
-
-def build_stepper(
-    spec: OptimizerSpec,
-    protocol: Protocol,
-    model: nn.Module,
-    params: tuple[Parameter, ...],
-    hparams: Mapping[str, Any],
-    seed: int,
-) -> Stepper:
-    """The method over its roles and the fallback over the rest, as one stepper."""
-    taken, rest = split_roles(spec, params)
-    device = params[0].tensor.device
-    generator = torch.Generator(device=device)
-    generator.manual_seed(derive_seed("method", seed))
-    fallback = fallback_optimizer(protocol, rest, hparams)
-    context = BuildContext(
-        params=taken,
-        model=model,
-        total_steps=protocol.budget.steps,
-        warmup_steps=protocol.warmup_steps,
-        tokens_per_step=protocol.tokens_per_step,
-        device_type=device.type,
-        generator=generator,
-        clip_norm=protocol.clip_norm,
-        decay_roles=protocol.decay_roles,
-        rest=fallback,
-    )
-    built = _resolve(spec.build)(context, hparams)
-    if not isinstance(built, torch.optim.Optimizer):
-        if not isinstance(built, Stepper):
-            raise BenchError(
-                f"build of {spec.name} returned a {type(built).__name__}",
-                "accepted: a torch.optim.Optimizer or a Stepper",
-            )
-        return built
-    optimizers = [built] if fallback is None else [built, fallback]
-    _check_cover(spec, params, optimizers)
-    return GradientStepper(optimizers, clip_norm=protocol.clip_norm)
-
-
-def _check_cover(
-    spec: OptimizerSpec, params: tuple[Parameter, ...], optimizers: list[torch.optim.Optimizer]
-) -> None:
-    """Every trainable parameter belongs to exactly one group."""
-    held = [id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]]
-    names = {id(param.tensor): param.info.name for param in params}
-    missing = [names[key] for key in names if key not in held]
-    twice = sorted({names.get(key, "an unknown tensor") for key in held if held.count(key) > 1})
-    if missing or twice:
-        raise BenchError(
-            f"{spec.name} must hold every parameter exactly once: "
-            f"{missing[:3]} left out, {twice[:3]} held twice",
-            "build the groups from ctx.params",
-        )
-
-
-def _resolve(build: Callable[..., Any] | str) -> Callable[..., Any]:
-    if callable(build):
-        return build
-    module, _, attribute = build.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return found
-
-
-# --- the loop ---------------------------------------------------------------------------------
 
 
 class _Trial:
@@ -405,7 +275,7 @@ class _Trial:
         if final > initial:
             return "diverged", f"final loss {final:.3f} above the initial {initial:.3f}"
         if final > lowest + 0.5:
-            return "diverged", f"final loss {final:.3f} above the running minimum {lowest:.3f} + 0.5"
+            return "diverged", f"final loss {final:.3f} above its minimum {lowest:.3f} + 0.5"
         if final > 0.95 * initial:
             return "undertrained", f"final loss {final:.3f} above 0.95 x the initial {initial:.3f}"
         return "ok", None
@@ -463,9 +333,8 @@ class _Trial:
         if stepper is None or self.step == 0:
             missing["state_bytes"] = "no step was taken"
             return None
-        counts = [getattr(opt, "refreshes", None) for opt in stepper.optimizers]
-        counts = [count for count in counts if count is not None]
-        self.refreshes = int(sum(counts)) if counts else None
+        counts = [opt.refreshes for opt in stepper.optimizers if hasattr(opt, "refreshes")]
+        self.refreshes = sum(map(int, counts)) if counts else None
         for optimizer in stepper.optimizers:
             for name, points in (getattr(optimizer, "series", None) or {}).items():
                 self.series[name] = [[float(x), float(y)] for x, y in points]

@@ -32,7 +32,7 @@ class TrialRequest:
     @property
     def key(self) -> str:
         """Name of the trial within its run."""
-        return f"{self.phase}-{self.optimizer}-{self.trial}-{self.seed}"
+        return cell_key(self.phase, self.optimizer, self.trial, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,3 +73,8 @@ def identity(request: TrialRequest) -> dict[str, Any]:
         "protocol_digest": request.protocol_digest,
         "data_digest": request.data_digest,
     }
+
+
+def cell_key(phase: str, optimizer: str, trial: int, seed: int) -> str:
+    """Name of a trial within its run."""
+    return f"{phase}-{optimizer}-{trial}-{seed}"

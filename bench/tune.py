@@ -59,7 +59,9 @@ def next_offset(tried: Mapping[int, float], allowed: Sequence[int]) -> int | Non
         allowed: offsets that the dimension's natural bounds permit.
     """
     if all(math.isinf(loss) for loss in tried.values()):
-        candidates = (min(tried) - 1,)  # nothing works yet: a smaller scale is the safer side
+        candidates: tuple[int, ...] = (
+            min(tried) - 1,
+        )  # nothing works yet: a smaller scale is the safer side
     else:
         best = min(tried, key=lambda offset: (tried[offset], abs(offset)))
         candidates = (best + 1, best - 1)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from levelfield.bench.meter import state_bytes as stored_bytes
 from levelfield.bench.spec import ParamInfo
@@ -89,6 +90,12 @@ def selection(optimizer: Frugal, params: tuple[Parameter, ...]) -> list[Array]:
             mask = np.ones(param.info.shape)
         masks.append(mask)
     return masks
+
+
+class NoHostReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a tensor read on the host"
+        return func(*args, **(kwargs or {}))
 
 
 class Textbook:
@@ -408,14 +415,30 @@ def test_odd_shapes_layouts_and_a_rate_kept_as_a_tensor(kind: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_refuses_what_it_cannot_do() -> None:
-    param = torch.nn.Parameter(torch.zeros(2, 2))
-    for wrong in (
+@pytest.mark.parametrize("kind", ["column", "block"])
+@pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)], ids=["float", "tensor"])
+def test_a_step_reads_nothing_on_the_host(kind: str, lr: Any) -> None:
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 5), (5, 3), (5,))]
+    optimizer = Frugal(params, lr=lr, weight_decay=0.1, selection=kind, rho=0.5, period=2)
+    for param in params:
+        param.grad = torch.randn(param.shape)
+    with NoHostReads():
+        for _ in range(5):
+            optimizer.step()
+    assert optimizer.refreshes == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
         {"rho": 1.5},
         {"period": 0.0},
         {"selection": "rows"},
         {"block_order": "mirror"},
         {"beta1": 1.0},
-    ):
-        with pytest.raises(ValueError, match=r"is needed|accepted"):
-            Frugal([param], **wrong)  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_refuses_what_it_cannot_do(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"is needed|accepted"):
+        Frugal([torch.nn.Parameter(torch.zeros(2, 2))], **wrong)

@@ -1,0 +1,129 @@
+"""The method over the parameters that it takes, the protocol's fallback over the rest."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from levelfield.bench.digest import derive_seed
+from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Protocol
+from levelfield.bench.stepper import BuildContext, GradientStepper, Parameter, Stepper
+
+
+def split_roles(
+    spec: OptimizerSpec, params: tuple[Parameter, ...]
+) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+    """The parameters that the method takes and the rest, every one exactly once.
+
+    Raises:
+        BenchError: the method takes roles that this model has none of.
+    """
+    taken = tuple(param for param in params if param.info.role in spec.roles)
+    if not taken:
+        raise BenchError(
+            f"{spec.name} takes {', '.join(spec.roles)} parameters and this model has none",
+            f"the model has {', '.join(sorted({param.info.role for param in params}))}",
+        )
+    return taken, tuple(param for param in params if param.info.role not in spec.roles)
+
+
+def fallback_optimizer(
+    protocol: Protocol, rest: tuple[Parameter, ...], hparams: Mapping[str, Any]
+) -> torch.optim.Optimizer | None:
+    """The protocol's AdamW over the roles that a method does not take; None if it takes all."""
+    if not rest:
+        return None
+    fallback = protocol.fallback
+    multiplier = hparams.get("embed_multiplier", 1.0)
+    groups = [
+        {
+            "params": [param.tensor for param in rest if param.info.role == role],
+            "lr": fallback.lr * (multiplier if role in ("embed", "head") else 1.0),
+            "weight_decay": fallback.weight_decay if role in protocol.decay_roles else 0.0,
+        }
+        for role in dict.fromkeys(param.info.role for param in rest)
+    ]
+    betas = (fallback.beta1, fallback.beta2)
+    return torch.optim.AdamW(groups, betas=betas, eps=fallback.eps, fused=True)
+
+
+def claimed_state_bytes(
+    spec: OptimizerSpec,
+    protocol: Protocol,
+    infos: tuple[ParamInfo, ...],
+    hparams: Mapping[str, Any],
+    progress: float,
+) -> int:
+    """What the spec claims for its roles, and AdamW's two moments for the rest."""
+    taken = tuple(info for info in infos if info.role in spec.roles)
+    rest = sum(
+        2 * info.nbytes for info in infos if info.role not in spec.roles and info.tied_to is None
+    )
+    return spec.state_bytes(taken, hparams, progress) + rest
+
+
+def build_stepper(
+    spec: OptimizerSpec,
+    protocol: Protocol,
+    model: nn.Module,
+    params: tuple[Parameter, ...],
+    hparams: Mapping[str, Any],
+    seed: int,
+) -> Stepper:
+    """The method over its roles and the fallback over the rest, as one stepper."""
+    taken, rest = split_roles(spec, params)
+    device = params[0].tensor.device
+    generator = torch.Generator(device=device)
+    generator.manual_seed(derive_seed("method", seed))
+    fallback = fallback_optimizer(protocol, rest, hparams)
+    context = BuildContext(
+        params=taken,
+        model=model,
+        total_steps=protocol.budget.steps,
+        warmup_steps=protocol.warmup_steps,
+        tokens_per_step=protocol.tokens_per_step,
+        device_type=device.type,
+        generator=generator,
+        clip_norm=protocol.clip_norm,
+        decay_roles=protocol.decay_roles,
+        rest=fallback,
+    )
+    built = _resolve(spec.build)(context, hparams)
+    if not isinstance(built, torch.optim.Optimizer):
+        if not isinstance(built, Stepper):
+            raise BenchError(
+                f"build of {spec.name} returned a {type(built).__name__}",
+                "accepted: a torch.optim.Optimizer or a Stepper",
+            )
+        return built
+    optimizers = [built] if fallback is None else [built, fallback]
+    _check_cover(spec, params, optimizers)
+    return GradientStepper(optimizers, clip_norm=protocol.clip_norm)
+
+
+def _check_cover(
+    spec: OptimizerSpec, params: tuple[Parameter, ...], optimizers: list[torch.optim.Optimizer]
+) -> None:
+    """Every trainable parameter belongs to exactly one group."""
+    held = [id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]]
+    names = {id(param.tensor): param.info.name for param in params}
+    missing = [names[key] for key in names if key not in held]
+    twice = sorted({names.get(key, "an unknown tensor") for key in held if held.count(key) > 1})
+    if missing or twice:
+        raise BenchError(
+            f"{spec.name} must hold every parameter exactly once: "
+            f"{missing[:3]} left out, {twice[:3]} held twice",
+            "build the groups from ctx.params",
+        )
+
+
+def _resolve(build: Callable[..., Any] | str) -> Callable[..., Any]:
+    if callable(build):
+        return build
+    module, _, attribute = build.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
