@@ -297,6 +297,175 @@ def report(
     emit("report", as_json, work)
 
 
+# --- looking before running -------------------------------------------------------------------
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="An optimizer or protocol, or file.py:NAME.")],
+    as_json: Json = False,
+) -> None:
+    """Show a method or a protocol with every default."""
+
+    def work() -> Result:
+        from levelfield.bench import registry
+        from levelfield.bench.digest import did_you_mean
+
+        protocols, optimizers = registry.PROTOCOLS.entries(), registry.OPTIMIZERS.entries()
+        if name in protocols or name.endswith(":PROTOCOL"):
+            return _show_protocol(name)
+        if name not in optimizers and ".py" not in name:
+            hint = did_you_mean(name, [*optimizers, *protocols])
+            raise BenchError(f"no optimizer or protocol is named {name!r}", hint)
+        return _show_optimizer(name)
+
+    emit("show", as_json, work)
+
+
+def _show_protocol(name: str) -> Result:
+    from levelfield.bench.digest import protocol_digest, to_plain
+    from levelfield.bench.registry import PROTOCOLS
+
+    loaded = PROTOCOLS.load(name)
+    data = to_plain(loaded.value)
+    lines = [f"protocol {data['name']}, from {loaded.entry.origin}", data["summary"], data["note"]]
+    lines += [
+        f"{key:<28}{value}" for key, value in _flat(data) if key not in ("name", "summary", "note")
+    ]
+    digest = protocol_digest(loaded.value)
+    return Result({"kind": "protocol", "record": data, "digest": digest}, lines)
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            rows.append((prefix + key, shown))
+    return rows
+
+
+def _show_optimizer(name: str) -> Result:
+    from levelfield.bench.study import load_method, method_data
+
+    method = load_method(name)
+    spec, data = method.spec, method_data(method)
+    lines = [
+        f"{spec.name} ({spec.family}), from {method.origin}",
+        spec.summary,
+        f"{'paper':<20}{spec.paper}",
+        f"{'code':<20}{spec.code or '-'}",
+        f"{'implementation':<20}{spec.implementation}",
+        f"{'takes':<20}{', '.join(spec.roles)}",
+        f"{'passes a step':<20}{spec.passes:g}",
+        f"{'schedule':<20}{spec.schedule}",
+        f"{'counts as a refresh':<20}{spec.refreshes or '-'}",
+        f"{'cannot':<20}{', '.join(spec.cannot) or '-'}",
+        "tuned:",
+    ]
+    for key, dim in spec.space.items():
+        mark = "  (moved by the bracket)" if key == spec.scale else ""
+        lines.append(
+            f"  {key:<18}default {dim.default:g}, {dim.low:g} to {dim.high:g} ({dim.scale}){mark}"
+        )
+    lines.append("fixed:")
+    lines += [f"  {key:<18}{value}" for key, value in spec.fixed.items()]
+    return Result({"kind": "optimizer", "record": data}, lines)
+
+
+@app.command()
+def plan(
+    protocol: Annotated[str, typer.Argument(help="A protocol's name, or file.py:PROTOCOL.")],
+    optimizer: Annotated[
+        list[str] | None,
+        typer.Option("--optimizer", "-o", help="A method's name, or file.py:SPEC; repeatable."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a protocol field; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the whole run.")] = 0,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Final seeds a method [the protocol's].")
+    ] = None,
+    slots: Annotated[int | None, typer.Option("--slots", help="Trials at once.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:0.")] = "cpu",
+    tflops: Annotated[
+        float | None,
+        typer.Option("--tflops", help="Sustained teraFLOP/s of a slot, instead of timing a step."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what a run would cost: trials, tokens, minutes. Nothing is run."""
+
+    def work() -> Result:
+        from levelfield.bench import api
+        from levelfield.bench import plan as planner
+
+        wanted, methods, _ = api.resolve(protocol, optimizer or (), settings or ())
+        # A device that is not here can be planned for if its speed is given.
+        places = ((device,), slots or 1)
+        if tflops is None:
+            places = api.places(device, slots, wanted.threads)
+        found = planner.plan(
+            wanted,
+            methods,
+            seed=seed,
+            final_seeds=wanted.budget.seeds if seeds is None else seeds,
+            slots=places[1],
+            device=device,
+            tflops=tflops,
+        )
+        return Result(found, planner.lines(found))
+
+    emit("plan", as_json, work)
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A method's name, or file.py:SPEC.")],
+    as_json: Json = False,
+) -> None:
+    """Check that a method keeps its promises; one line a check. Exit 1 if one fails."""
+
+    def work() -> Result:
+        from levelfield.bench.check import run_checks
+        from levelfield.bench.study import load_method
+
+        method = load_method(name)
+        found = []
+        for item in run_checks(method.spec):
+            found.append(item)
+            if not as_json:
+                print(f"{item.outcome:<12}{item.name:<16}{item.reason}", flush=True)
+        failed = sum(item.outcome == "failed" for item in found)
+        data = {
+            "method": method.name,
+            "checks": [
+                {"name": item.name, "outcome": item.outcome, "reason": item.reason}
+                for item in found
+            ],
+        }
+        line = f"{method.name}: {len(found) - failed} of {len(found)} checks hold"
+        return Result(data, [line], EXIT_FAILED if failed else EXIT_OK)
+
+    emit("check", as_json, work)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Tell what this machine offers and which plug-ins do not load, with the reason."""
+
+    def work() -> Result:
+        from levelfield.bench import doctor as examine
+
+        found = examine.diagnose()
+        return Result(found, examine.lines(found))
+
+    emit("doctor", as_json, work)
+
+
 def main() -> None:
     """Entry point of the console script."""
     app()

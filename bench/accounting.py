@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from levelfield.bench.meter import StorageTracker, state_tensors, storage_key
+from levelfield.bench.meter import StorageTracker, state_tensors
 from levelfield.bench.stepper import Parameter, Stepper
 
 
@@ -28,18 +28,20 @@ def account(
         A callable for `StepBatch`, told where a pass begins and ends.
     """
     held = [*model.parameters(), *model.buffers()]
-    roots = [*held, *state_tensors(stepper.optimizers)]
+    tracker = StorageTracker(held)
+    weights = {tracker.number(tensor) for tensor in held}
+    state = {tracker.number(tensor) for tensor in state_tensors(stepper.optimizers)}
+    tracker.restart_peak()
     gradients: set[int] = set()
 
     def keep(param: Tensor) -> None:
         if param.grad is not None:
-            gradients.add(storage_key(param.grad))
+            gradients.add(tracker.number(param.grad))
 
     hooks = [
         param.tensor.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
         for param in params
     ]
-    tracker = StorageTracker(roots)
     stretches: dict[str, tuple[int, dict[int, int]]] = {}
     current = "update"
 
@@ -61,19 +63,18 @@ def account(
     finally:
         for hook in hooks:
             hook.remove()
-    weights = {storage_key(tensor) for tensor in held}
-    state = {storage_key(tensor) for tensor in state_tensors(stepper.optimizers)}
+    state |= {tracker.number(tensor) for tensor in state_tensors(stepper.optimizers)}
     where = max(stretches, key=lambda name: stretches[name][0])
     total, sizes = stretches[where]
     if total <= (peaks.get("total") or 0):
         return
     by_kind = {"weights": 0, "gradients": 0, "state": 0, "activations": 0, "temporary": 0}
-    for key, size in sizes.items():
-        if key in weights:
+    for number, size in sizes.items():
+        if number in weights:
             kind = "weights"
-        elif key in state:
+        elif number in state:
             kind = "state"
-        elif key in gradients:
+        elif number in gradients:
             kind = "gradients"
         else:
             kind = "activations" if where == "pass" else "temporary"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from levelfield.bench import study
 from levelfield.bench.campaign import Campaign, Watcher
+from levelfield.bench.provenance import cores
 from levelfield.bench.registry import PROTOCOLS
 from levelfield.bench.settings import apply_settings
 from levelfield.bench.spec import BenchError, Phase, Protocol, TrialRecord
@@ -69,14 +69,7 @@ def run(
     Raises:
         BenchError: a mistake in what was asked for.
     """
-    origin = "given as a record"
-    if isinstance(protocol, str):
-        loaded = PROTOCOLS.load(protocol)
-        protocol, origin = loaded.value, loaded.entry.origin
-    protocol = apply_settings(protocol, settings)
-    methods = study.load_methods(tuple(optimizers) or protocol.methods)
-    if not methods:
-        raise BenchError(f"protocol {protocol.name} names no methods", "name some with -o")
+    protocol, methods, origin = resolve(protocol, optimizers, settings)
     devices, slots = places(device, slots, protocol.threads)
     writer = study.new_run(
         protocol,
@@ -90,6 +83,25 @@ def run(
         origin=origin,
     )
     return _go(writer, protocol, methods, devices, slots, watcher)
+
+
+def resolve(
+    protocol: str | Protocol, optimizers: Sequence[str], settings: Sequence[str]
+) -> tuple[Protocol, tuple[study.Method, ...], str]:
+    """The protocol with its changes, the methods, and where the protocol came from.
+
+    Raises:
+        BenchError: a name or a setting that is not known.
+    """
+    origin = "given as a record"
+    if isinstance(protocol, str):
+        loaded = PROTOCOLS.load(protocol)
+        protocol, origin = loaded.value, loaded.entry.origin
+    protocol = apply_settings(protocol, settings)
+    methods = study.load_methods(tuple(optimizers) or protocol.methods)
+    if not methods:
+        raise BenchError(f"protocol {protocol.name} names no methods", "name some with -o")
+    return protocol, methods, origin
 
 
 def resume(
@@ -176,8 +188,7 @@ def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...
     if slots is not None and slots < 1:
         raise BenchError(f"--slots {slots}", "accepted: 1 or more")
     if kind == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return ("cpu",), slots or max(1, (cores or 1) // threads)
+        return ("cpu",), slots or max(1, cores() // threads)
     from levelfield.bench.execute import cuda_devices
 
     found = cuda_devices()

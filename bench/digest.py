@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -50,15 +51,19 @@ def from_plain(kind: type[T], data: Mapping[str, Any], where: str = "") -> T:
     """Build a dataclass from plain data, checking names and types.
 
     Raises:
-        BenchError: an unknown field, or a value of another type, named by its dotted path.
+        BenchError: an unknown or missing field, or a value of another type, named by its dotted
+            path.
     """
     hints = typing.get_type_hints(kind)
-    fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in data:
         if name not in fields:
             raise BenchError(
                 f"unknown field {where + name!r}", did_you_mean(name, fields, prefix=where)
             )
+    for name, item in fields.items():
+        if name not in data and item.default is item.default_factory is dataclasses.MISSING:
+            raise BenchError(f"field {where + name!r} is missing", "it has no default")
     return kind(
         **{name: coerce(item, hints[name], f"{where}{name}") for name, item in data.items()}
     )
@@ -80,7 +85,7 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
         return from_plain(hint, value, where + ".")
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
+        if abs(value) <= sys.float_info.max:  # an int may be beyond every float
             return float(value)
     elif hint is int and isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -119,7 +124,11 @@ def protocol_digest(protocol: Protocol) -> str:
 
 def source_digest(path: Path, libraries: Iterable[str] = ()) -> str:
     """Digest of a method: its code without docstrings and comments, the `optimizers` modules that
-    it imports, and the versions of the libraries that it borrows from."""
+    it imports, and the versions of the libraries that it borrows from.
+
+    Raises:
+        BenchError: a library that is not installed.
+    """
     parts: dict[str, str] = {}
     pending = [path]
     while pending:
@@ -129,7 +138,15 @@ def source_digest(path: Path, libraries: Iterable[str] = ()) -> str:
         tree = ast.parse(current.read_text(encoding="utf-8"))
         parts[str(current)] = ast.dump(_without_docstrings(tree))
         pending.extend(_sibling_modules(tree))
-    versions = {name: importlib.metadata.version(name) for name in sorted(libraries)}
+    versions = {}
+    for name in sorted(libraries):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise BenchError(
+                f"{path.name} borrows from {name!r}, which is not installed",
+                "`implementation` is `own`, or begins with a distribution's name",
+            ) from None
     return sha256({"code": sorted(parts.values()), "versions": versions})
 
 

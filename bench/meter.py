@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from levelfield.bench import nvml
+
 
 class Meter(Protocol):
     """Clock and memory of a device."""
@@ -55,6 +57,7 @@ class CudaMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._nvml = nvml.Reading(None, "not read yet")
         torch.cuda.reset_peak_memory_stats(device)
 
     def now_s(self) -> float:
@@ -62,18 +65,20 @@ class CudaMeter:
         return time.perf_counter()
 
     def peaks(self) -> dict[str, int | None]:
+        uuid = str(torch.cuda.get_device_properties(self._device).uuid)
+        self._nvml = nvml.process_bytes(uuid)
         return {
             "allocated": torch.cuda.max_memory_allocated(self._device),
             "reserved": torch.cuda.max_memory_reserved(self._device),
-            "nvml": None,
+            "nvml": self._nvml.value,
             "rss": None,
         }
 
     def reasons(self) -> dict[str, str]:
-        return {
-            "peak_bytes.nvml": "process memory is not read through NVML yet",
-            "peak_bytes.rss": "host memory says little on a CUDA device",
-        }
+        missing = {"peak_bytes.rss": "host memory says little on a CUDA device"}
+        if self._nvml.reason is not None:
+            missing["peak_bytes.nvml"] = self._nvml.reason
+        return missing
 
 
 class FakeMeter:
@@ -106,21 +111,27 @@ def _peak_rss() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageTracker(TorchDispatchMode):
     """Counts live bytes by storage while it is entered, and remembers the moment of the peak.
+
+    Storages are numbered as they are first seen: memory that is freed and given out again has the
+    address of what was there before, and is not the same thing.
 
     Args:
         roots: tensors that are alive already (weights, buffers, state).
     """
 
     def __init__(self, roots: Iterable[Tensor] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._live: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._seen = 0
         self.live_bytes = 0
         self.peak_bytes = 0
         self.peak_sizes: dict[int, int] = {}
+        """Bytes at the peak, by the storage's number."""
         for tensor in roots:
-            self._see(tensor)
+            self.number(tensor)
         self.restart_peak()
 
     def restart_peak(self) -> None:
@@ -134,27 +145,32 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for item in tree_iter(result):
             if isinstance(item, Tensor):
-                self._see(item)
+                self.number(item)
         return result
 
-    def _see(self, tensor: Tensor) -> None:
+    def number(self, tensor: Tensor) -> int:
+        """The number of a tensor's storage, shared by its views; counts it if it is new."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        size = storage.nbytes()
-        known = self._live.get(key)
-        if known is None:
+        address, size = storage._cdata, storage.nbytes()
+        number = self._numbers.get(address)
+        if number is None:
+            number = self._numbers[address] = self._seen
+            self._seen += 1
             # The storage object lives as long as the memory does, views and autograd included.
-            weakref.finalize(storage, self._free, key).atexit = False
-        elif known == size:
-            return
-        self._live[key] = size
-        self.live_bytes += size - (known or 0)
-        if self.live_bytes > self.peak_bytes:
-            self.peak_bytes = self.live_bytes
-            self.peak_sizes = dict(self._live)
+            weakref.finalize(storage, self._free, address, number).atexit = False
+        before = self._live.get(number, 0)
+        if before != size:
+            self._live[number] = size
+            self.live_bytes += size - before
+            if self.live_bytes > self.peak_bytes:
+                self.peak_bytes = self.live_bytes
+                self.peak_sizes = dict(self._live)
+        return number
 
-    def _free(self, key: int) -> None:
-        self.live_bytes -= self._live.pop(key, 0)
+    def _free(self, address: int, number: int) -> None:
+        self.live_bytes -= self._live.pop(number, 0)
+        if self._numbers.get(address) == number:
+            del self._numbers[address]
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -17,16 +17,16 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
+        "cores": cores(),
+        "memory_bytes": memory_bytes(),
         "device": device,
-        **{name: _version(name) for name in LIBRARIES},
+        **{name: version(name) for name in LIBRARIES},
     }
 
 
 def levelfield_version() -> str:
     """Version of the installed package."""
-    return _version("levelfield") or "unknown (not installed)"
+    return version("levelfield") or "unknown (not installed)"
 
 
 def command() -> list[str]:
@@ -34,11 +34,19 @@ def command() -> list[str]:
     return [os.path.basename(sys.argv[0]), *sys.argv[1:]]
 
 
-def _version(name: str) -> str | None:
+def version(name: str) -> str | None:
+    """Version of an installed distribution."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _cpu_name() -> str | None:
@@ -52,7 +60,8 @@ def _cpu_name() -> str | None:
     return platform.processor() or None
 
 
-def _memory_bytes() -> int | None:
+def memory_bytes() -> int | None:
+    """Physical memory."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):

@@ -10,6 +10,7 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,8 +85,12 @@ class Registry(Generic[T]):
             module = ".".join(("levelfield", *file.with_suffix("").parts))
             if path.stem.startswith("_"):
                 continue
-            for attribute, literals in read_literals(path, self.record.__name__):
-                name = str(literals.get("name", path.stem))
+            try:
+                records = read_literals(path, self.record.__name__)
+            except (SyntaxError, ValueError):  # listed all the same: loading it tells the reason
+                records = [(self.attribute, None)]
+            for attribute, literals in records:
+                name = str((literals or {}).get("name", path.stem))
                 entries.append(
                     Entry(
                         name=name,
@@ -142,9 +147,11 @@ class Registry(Generic[T]):
             return error
 
     def _from_file(self, reference: str) -> Loaded[T]:
-        file, _, attribute = reference.rpartition(":") if ":" in reference else (reference, "", "")
-        path = Path(file).expanduser().resolve()
-        if not path.is_file():
+        file, _, attribute = reference.rpartition(":")
+        if not file.endswith(".py"):  # no attribute; a colon may be part of the path
+            file, attribute = reference, ""
+        path = Path(os.path.realpath(os.path.expanduser(file)))
+        if path.suffix != ".py" or not os.path.isfile(path):
             raise BenchError(
                 f"no {self.kind} file {file!r}", f"accepted: path/to/file.py:{self.attribute}"
             )
@@ -156,7 +163,7 @@ class Registry(Generic[T]):
         loaded = self._take(module, attribute, entry)
         name = str(getattr(loaded.value, "name", path.stem))
         clash = self.entries().get(name)
-        if clash is not None and clash.path != path:
+        if clash is not None and (clash.path is None or clash.path.resolve() != path):
             raise BenchError(
                 f"two {self.kind}s are named {name!r}: {clash.origin} and {path}",
                 "give yours another name",
@@ -188,10 +195,14 @@ class Registry(Generic[T]):
         return Loaded(value, entry, Path(str(module.__file__)))
 
 
-def read_literals(path: Path, record: str) -> list[tuple[str, dict[str, Any]]]:
+def read_literals(path: Path, record: str) -> list[tuple[str, dict[str, Any] | None]]:
     """Attribute and literal keywords of every `ATTRIBUTE = Record(...)`, or of every `Record(...)`
-    in `ATTRIBUTE = (..., ...)`, at the top level of a source file that is not imported."""
-    found = []
+    in `ATTRIBUTE = (..., ...)`, at the top level of a source file that is not imported.
+
+    Raises:
+        SyntaxError, ValueError: not Python.
+    """
+    found: list[tuple[str, dict[str, Any] | None]] = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):
@@ -202,7 +213,7 @@ def read_literals(path: Path, record: str) -> list[tuple[str, dict[str, Any]]]:
             for call in calls:
                 if not isinstance(call, ast.Call) or not isinstance(target, ast.Name):
                     continue
-                if getattr(call.func, "id", "") == record:
+                if record in (getattr(call.func, "id", ""), getattr(call.func, "attr", "")):
                     found.append((target.id, _literals(call)))
     return found
 
@@ -212,7 +223,7 @@ def _literals(call: ast.Call) -> dict[str, Any]:
     for keyword in call.keywords:
         try:
             found[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except ValueError:
+        except (ValueError, TypeError):
             continue
     return found
 

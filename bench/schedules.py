@@ -11,11 +11,13 @@ def check_schedule(protocol: Protocol) -> None:
     """Refuse a schedule that has no room.
 
     Raises:
-        BenchError: no step of warm-up where one is asked for, or no step left after it.
+        BenchError: a share that is none, no step of warm-up where one is asked for, or no step
+            left after it.
     """
     schedule, steps = protocol.schedule, protocol.budget.steps
     warmup = protocol.warmup_steps
-    for name, share in (("warmup", schedule.warmup), ("floor", schedule.floor)):
+    for name in ("warmup", "floor", "decay"):
+        share = getattr(schedule, name)
         if not 0 <= share <= 1:
             raise BenchError(f"schedule.{name}={share}", "accepted: a share between 0 and 1")
     decay = round(schedule.decay * steps) if schedule.shape == "wsd" else 0
@@ -35,7 +37,7 @@ def lr_factor(schedule: Schedule, step: int, total: int) -> float:
     """Factor of step `step` (0-based) of `total`: linear warm-up, then the shape down to its floor.
 
     Warm-up ends at 1.0 on its last step; the last step of all has exactly the floor (`constant`
-    has none).
+    has none; a first step that is also the last has 1.0).
     """
     warmup = round(schedule.warmup * total)
     if step < warmup:
@@ -43,8 +45,8 @@ def lr_factor(schedule: Schedule, step: int, total: int) -> float:
     if schedule.shape == "constant":
         return 1.0
     start = warmup if schedule.shape != "wsd" else total - round(schedule.decay * total)
-    if step < start or total - 1 <= start:
+    if step < start or total == 1:
         return 1.0
-    share = (step - start) / (total - 1 - start)
+    share = (step - start) / (total - 1 - start) if start < total - 1 else 1.0
     fall = 0.5 * (1 + math.cos(math.pi * share)) if schedule.shape == "cosine" else 1.0 - share
     return schedule.floor + (1.0 - schedule.floor) * fall

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from levelfield.bench import markov
 from levelfield.bench.digest import did_you_mean
 from levelfield.bench.manual import Document, documents
 from levelfield.bench.spec import BenchError, Data
@@ -31,10 +32,19 @@ class Corpus:
     vocabulary: int
     facts: Mapping[str, Any]
     """For the manifest: source, licence, documents, bytes and tokens a slice, digest."""
+    floor: Mapping[str, npt.NDArray[np.float64]] | None = None
+    """The source's own loss on every token, where it is known."""
 
     @property
     def digest(self) -> str:
         return str(self.facts["digest"])
+
+    def floor_loss(self, name: str, length: int) -> float | None:
+        """The least loss in nats that any model can expect on the targets of `sequences`."""
+        if self.floor is None:
+            return None
+        count = (len(self.tokens[name]) - 1) // length
+        return float(self.floor[name][1 : count * length + 1].mean())
 
     def sequences(self, name: str, length: int, limit: int | None = None) -> Tokens:
         """Evaluation sequences of a slice, [n, length + 1], without overlap of targets.
@@ -60,13 +70,40 @@ def load(data: Data) -> Corpus:
     Raises:
         BenchError: unknown source or tokenizer, or a slice without text.
     """
+    kind, _, rest = data.source.partition(":")
+    if kind == "markov":
+        return _markov(rest)
     return _load(data.source, data.tokenizer)
+
+
+@lru_cache(maxsize=4)
+def _markov(settings: str) -> Corpus:
+    source = markov.parse(settings)
+    tokens, losses = markov.generate(source)
+    facts = {
+        "source": f"markov:{settings}",
+        "tokenizer": "none: symbols are tokens",
+        "licence": "generated",
+        "documents": len(tokens),
+        "tokens": {name: len(tokens[name]) for name in SLICES},
+        "digest": _digest(tokens),
+    }
+    return Corpus(tokens, source.symbols, facts, losses)
+
+
+def _digest(tokens: Mapping[str, Tokens]) -> str:
+    digest = hashlib.sha256()
+    for name in SLICES:
+        digest.update(f"{name} {len(tokens[name])} ".encode())
+        digest.update(tokens[name].astype("<u2").tobytes())
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=4)
 def _load(source: str, tokenizer: str) -> Corpus:
     if source not in SOURCES:
-        raise BenchError(f"unknown data source {source!r}", did_you_mean(source, SOURCES))
+        known = [*SOURCES, "markov:order=2,symbols=32"]
+        raise BenchError(f"unknown data source {source!r}", did_you_mean(source, known))
     if tokenizer not in TOKENIZERS:
         raise BenchError(f"unknown tokenizer {tokenizer!r}", did_you_mean(tokenizer, TOKENIZERS))
     text, licence = SOURCES[source]()
@@ -75,10 +112,6 @@ def _load(source: str, tokenizer: str) -> Corpus:
         name: "\n\n".join(item.text for item in text if item.slice == name) for name in SLICES
     }
     tokens = {name: encode(joined[name]) for name in SLICES}
-    digest = hashlib.sha256()
-    for name in SLICES:
-        digest.update(f"{name} {len(tokens[name])} ".encode())
-        digest.update(tokens[name].astype("<u2").tobytes())
     facts = {
         "source": source,
         "tokenizer": tokenizer,
@@ -86,7 +119,7 @@ def _load(source: str, tokenizer: str) -> Corpus:
         "documents": len(text),
         "bytes": {name: len(joined[name].encode()) for name in SLICES},
         "tokens": {name: len(tokens[name]) for name in SLICES},
-        "digest": digest.hexdigest(),
+        "digest": _digest(tokens),
     }
     return Corpus(tokens, vocabulary, facts)
 

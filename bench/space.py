@@ -42,6 +42,12 @@ class Dim:
             raise ValueError(f"a log1m range needs high < 1, got {self.high}")
         if not self.bounds[0] <= self.default <= self.bounds[1]:
             raise ValueError(f"default {self.default} outside its bounds {self.bounds}")
+        if self.low < self.bounds[0] or self.high > self.bounds[1]:
+            raise ValueError(f"range [{self.low}, {self.high}] outside its bounds {self.bounds}")
+        if self.scale == "log" and self.default <= 0:
+            raise ValueError(f"a log dimension needs default > 0, got {self.default}")
+        if self.scale == "log1m" and self.default >= 1:
+            raise ValueError(f"a log1m dimension needs default < 1, got {self.default}")
 
     def coordinate(self, value: float) -> float:
         """Where the scale is uniform: log(x), -log(1 - x), or x itself."""
@@ -50,7 +56,12 @@ class Dim:
         return -math.log1p(-value) if self.scale == "log1m" else value
 
     def value(self, coordinate: float) -> float:
-        """The inverse of `coordinate`, to six significant digits, inside the bounds."""
+        """The inverse of `coordinate`, to six significant digits, inside the bounds.
+
+        The default comes back as it is, whatever its digits.
+        """
+        if coordinate == self.coordinate(self.default):
+            return self.default
         raw = coordinate
         if self.scale == "log":
             raw = math.exp(coordinate)
@@ -90,7 +101,7 @@ class Dim:
         from optuna.distributions import FloatDistribution
 
         if wide:
-            return FloatDistribution(-1e3, 1e3)
+            return FloatDistribution(-1e18, 1e18)
         return FloatDistribution(self.coordinate(self.low), self.coordinate(self.high))
 
     def to_json(self) -> dict[str, Any]:

@@ -55,7 +55,8 @@ def load_run(path: Path | str) -> Run:
     notes = [] if torn is None else [f"the last line of {RECORDS} is torn and was left out"]
     aside = folder / TORN
     if aside.is_file():
-        notes.append(f"{len(aside.read_text().splitlines())} torn line(s) lie in {TORN}")
+        lines = aside.read_bytes().count(b"\n")
+        notes.append(f"{lines} torn line(s) lie in {TORN}")
     return Run(folder, manifest, records, tuple(notes))
 
 
@@ -67,15 +68,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BenchError(
             f"no run at {folder}", f"accepted: a folder that holds {MANIFEST}"
         ) from None
+    except OSError as error:
+        raise BenchError(f"cannot read {folder / MANIFEST}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BenchError(f"{folder / MANIFEST} is not JSON: {error}", "restore the file") from None
     if not isinstance(manifest, dict):
         raise BenchError(f"{folder / MANIFEST} is not a JSON object", "restore the file")
-    if manifest.get("schema", 0) > SCHEMA:
-        raise BenchError(
-            f"{folder} has schema {manifest['schema']}", f"this version reads up to {SCHEMA}"
-        )
+    _check_schema(manifest, str(folder))
     return manifest
+
+
+def _check_schema(data: Mapping[str, Any], where: str) -> None:
+    schema = data.get("schema", 0)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise BenchError(f"{where} has schema {schema}", f"this version reads up to {SCHEMA}")
 
 
 def read_records(path: Path) -> tuple[tuple[TrialRecord, ...], str | None]:
@@ -84,10 +90,12 @@ def read_records(path: Path) -> tuple[tuple[TrialRecord, ...], str | None]:
     A last line without a line end was being written when the process died: the trial behind it
     counts as interrupted. Anything else that cannot be read is corruption.
     """
-    if not path.exists():
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return (), None
-    text = path.read_bytes()
-    lines = text.split(b"\n")
+    except OSError as error:
+        raise BenchError(f"cannot read {path}: {error.strerror}") from None
     torn = lines.pop().decode("utf-8", errors="replace") or None
     records = [_parse(line, number, path) for number, line in enumerate(lines, 1)]
     return tuple(records), torn
@@ -102,11 +110,7 @@ def _parse(line: bytes, number: int, path: Path) -> TrialRecord:
         raise BenchError(
             f"{path}, line {number} is not a record", "restore the line, or remove it by hand"
         )
-    if data.get("schema", 0) > SCHEMA:
-        raise BenchError(
-            f"{path}, line {number} has schema {data['schema']}",
-            f"this version reads up to {SCHEMA}",
-        )
+    _check_schema(data, f"{path}, line {number}")
     try:
         known = {key: value for key, value in data.items() if key in _FIELDS}
         return TrialRecord(**{**known, "tuned": tuple(known["tuned"])})
@@ -202,9 +206,15 @@ class RunWriter:
                 f"{self.path} is in use by another levelfield (process {owner})",
                 "wait for it or stop it; one coordinator writes a run",
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-        self._recover()
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            self._recover()
+        except BaseException as error:
+            self.__exit__(None, None, None)  # a lock that is held by nobody would stay
+            if isinstance(error, OSError):
+                raise BenchError(f"cannot write {self.path}: {error.strerror}") from None
+            raise
         return self
 
     def __exit__(
@@ -224,11 +234,14 @@ class RunWriter:
         if torn is not None:
             with open(self.path / TORN, "a", encoding="utf-8") as file:
                 file.write(torn + "\n")
-            kept = path.read_bytes()
-            os.truncate(path, kept.rfind(b"\n") + 1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             self.notes.append(f"a torn last line of {path.name} was moved to {TORN}")
         self.records = list(records)
-        self._tail = sha256(_line(records[-1])) if records else None
+        # Of the line as it lies there: written anew it may differ, and the chain would break.
+        lines = path.read_bytes().splitlines(keepends=True) if records else [b""]
+        self._tail = sha256(lines[-1]) if records else None
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -299,7 +312,11 @@ def chain_breaks(path: Path) -> Iterator[str]:
     """Lines whose `previous_sha256` is not the digest of the line before, in words."""
     previous = None
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        if json.loads(line).get("previous_sha256") != previous:
+        try:
+            linked = json.loads(line)["previous_sha256"] == previous
+        except (ValueError, TypeError, KeyError):
+            linked = False
+        if not linked:
             yield f"line {number} does not follow from line {number - 1}"
         previous = sha256(line)
 

@@ -87,7 +87,8 @@ def load_methods(references: Sequence[str]) -> tuple[Method, ...]:
     return tuple(found.values())
 
 
-def _spec_data(method: Method) -> dict[str, Any]:
+def method_data(method: Method) -> dict[str, Any]:
+    """A method as the manifest holds it."""
     spec = method.spec
     kept = (
         *("family", "summary", "paper", "code", "licence", "version", "scale", "fixed", "roles"),
@@ -144,7 +145,7 @@ def new_run(
         "protocol": protocol,
         "protocol_origin": origin,
         "protocol_digest": protocol_digest(protocol),
-        "methods": [_spec_data(method) for method in methods],
+        "methods": [method_data(method) for method in methods],
         "timing_batches": [[method.name for method in methods]],
         "data": corpus_facts,
         "environment": provenance.environment(device),
@@ -162,7 +163,12 @@ def _corpus_facts(protocol: ProtocolRecord) -> dict[str, Any]:
     corpus = sources.load(protocol.data)
     for name in sources.SLICES:  # too little text is found now, not in the first trial
         corpus.sequences(name, protocol.data.sequence, 1)
-    return dict(corpus.facts)
+    floors = {
+        name: floor
+        for name, key in (("floor_loss_nats", "report"), ("floor_selection_loss_nats", "selection"))
+        if (floor := corpus.floor_loss(key, protocol.data.sequence)) is not None
+    }
+    return {**corpus.facts, **floors}
 
 
 def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
@@ -256,7 +262,7 @@ def with_methods(
     if added:
         batches.append([method.name for method in added])
     writer.update_manifest(
-        methods=[*manifest["methods"], *(_spec_data(method) for method in added)],
+        methods=[*manifest["methods"], *(method_data(method) for method in added)],
         final_seeds=final_seeds or manifest["final_seeds"],
         timing_batches=batches,
     )
@@ -264,4 +270,4 @@ def with_methods(
 
 def refresh_methods(writer: RunWriter, methods: Sequence[Method]) -> None:
     """Write today's digests of the methods into the manifest: older records become stale."""
-    writer.update_manifest(methods=[_spec_data(method) for method in methods])
+    writer.update_manifest(methods=[method_data(method) for method in methods])

@@ -51,7 +51,7 @@ def run_trial(request: TrialRequest, report: Callable[[Progress], None]) -> Tria
         request: what to train.
         report: told of progress, at most about five times a second.
     """
-    trial = _Trial(request, report)
+    trial = Trial(request, report)
     try:
         status, reason = trial.run()
     except Diverged as error:
@@ -72,7 +72,7 @@ def _failure(error: Exception) -> tuple[Status, str]:
     return "error", f"{type(error).__name__}: {line} ({file}:{where.lineno})"
 
 
-class _Trial:
+class Trial:
     """The state of one training run; `record` reads whatever is there when it ends."""
 
     def __init__(self, request: TrialRequest, report: Callable[[Progress], None]) -> None:
@@ -96,7 +96,7 @@ class _Trial:
     def run(self) -> tuple[Status, str | None]:
         check_schedule(self.protocol)
         start = time.perf_counter()
-        self._setup()
+        self.setup()
         self.wall_s["setup"] = time.perf_counter() - start
         if unsupported := _unsupported(self.spec, self.protocol):
             return "unsupported", unsupported
@@ -107,7 +107,7 @@ class _Trial:
         self._finish()
         return self._verdict()
 
-    def _setup(self) -> None:
+    def setup(self) -> None:
         request, protocol = self.request, self.protocol
         self.spec = OPTIMIZERS.load(request.reference).value
         torch.set_num_threads(protocol.threads)
@@ -152,7 +152,7 @@ class _Trial:
     def _warmup(self) -> int:
         return self.protocol.warmup_steps
 
-    def _one_step(self, on_phase: Callable[[str], None] | None = None) -> None:
+    def one_step(self, on_phase: Callable[[str], None] | None = None) -> None:
         """Draw a batch, step, keep loss and norm on the device."""
         step = self.step
         tokens = tasks.to_device(self.order.next(), self.device)
@@ -176,13 +176,13 @@ class _Trial:
             start = self.meter.now_s()
             if self.step < ACCOUNTED_STEPS:
                 with accounting.account(self.params, self.model, self.stepper, self.peaks) as phase:
-                    self._one_step(phase)
+                    self.one_step(phase)
                 self._check_loss()
                 continue
             untimed, first = self.step < UNTIMED_STEPS, self.step
             stop = self._next_stop(every)
             while self.step < stop:
-                self._one_step()
+                self.one_step()
                 if self.step % 10 == 0:
                     self._check_loss()
             spent = self.meter.now_s() - start
@@ -253,11 +253,11 @@ class _Trial:
         """One window of steps after the untimed ones; no evaluation, no accounting."""
         window = self.protocol.timing.steps
         for _ in range(min(UNTIMED_STEPS, self.protocol.budget.steps)):
-            self._one_step()
+            self.one_step()
         start = self.meter.now_s()
         self.wall_s["warmup"] = None
         for _ in range(min(window, self.protocol.budget.steps - self.step)):
-            self._one_step()
+            self.one_step()
             self.timed_steps += 1
         spent = self.meter.now_s() - start
         self.wall_s["step"] = spent

@@ -118,7 +118,8 @@ class TuningStudy:
         number = self.asked
         self._study.sampler = self._sampler(number)
         bracket = self.tuner.kind == "bracket"
-        space = {name: dim.distribution(wide=bracket) for name, dim in self.spec.space.items()}
+        wide = bracket or number == 0  # a default may lie outside its range
+        space = {name: dim.distribution(wide) for name, dim in self.spec.space.items()}
         if number == 0 and not bracket:
             self._study.enqueue_trial(
                 {name: dim.coordinate(dim.default) for name, dim in self.spec.space.items()},
@@ -126,8 +127,6 @@ class TuningStudy:
             )
         trial = self._study.ask(space)
         tuned = {name: self.spec.space[name].value(x) for name, x in trial.params.items()}
-        if number == 0:
-            tuned = {name: dim.default for name, dim in self.spec.space.items()}
         self._open[number] = trial
         self._values[number] = tuned
         return Proposal(number, {**self.spec.fixed, **tuned})
@@ -164,6 +163,8 @@ class TuningStudy:
 
     def scale_at(self, offset: int) -> float:
         """The scale dimension `offset` factors from its default."""
+        if offset == 0:
+            return self.scale.default
         return float(f"{self.scale.default * self.tuner.factor**offset:.6g}")
 
     def offset(self) -> int | None:

@@ -34,7 +34,7 @@ class Cell:
     """Second line, smaller."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """How one column of a frame is shown."""
 
@@ -136,6 +136,7 @@ def grid(
     decorate: Mapping[str, Callable[[Mapping[str, Any]], Cell | None]] | None = None,
     muted: Callable[[Mapping[str, Any]], bool] = lambda row: False,
     folded: bool = False,
+    extra_notes: Sequence[str] = (),
 ) -> Table:
     """A frame as a table: formatted, its empty cells dashed and footnoted with their reasons.
 
@@ -143,6 +144,7 @@ def grid(
         decorate: column -> row -> cell, for cells that are more than a formatted value; None falls
             back to the formatted value.
         muted: which rows are grey.
+        extra_notes: footnotes beside the reasons.
     """
     special = dict(decorate or {})
     letters: dict[str, str] = {}
@@ -167,7 +169,7 @@ def grid(
         frame=frame,
         columns=tuple(columns),
         rows=tuple(rows),
-        footnotes=tuple(f"{letter} {reason}" for reason, letter in letters.items()),
+        footnotes=(*(f"{letter} {reason}" for reason, letter in letters.items()), *extra_notes),
         muted=frozenset(grey),
         folded=folded,
     )

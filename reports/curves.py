@@ -65,7 +65,7 @@ def _band(method: Method) -> Band | None:
 def window(bands: Sequence[Band]) -> tuple[float, float]:
     """Loss range worth looking at: from the best end up to where the middle method was early on."""
     ends = sorted(band.middle[-1] for band in bands)
-    early = sorted(_after(band, 0.12) for band in bands)
+    early = sorted(_after(band, 0.16) for band in bands)
     low, middle = ends[0], ends[len(ends) // 2]
     high = max(early[len(early) // 2], middle + (middle - low) * 2)
     room = max(0.05 * (high - low), 1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,8 +122,6 @@ def loss_scale(view: View, name: str, title: str, description: str) -> str | Non
 
 
 def _decades(panel: Panel) -> float:
-    import math
-
     values = [value for value, _, _ in panel.points]
     return math.log10(max(values) / min(values)) if panel.log else 0.0
 
@@ -180,9 +179,14 @@ def differences(view: View, name: str, title: str, description: str) -> str | No
         figure = canvas(WIDTH, 74 + 24 * len(rows))
         axes = figure.add_subplot()
         axes.axvline(0, color=INK, linewidth=1)
+        extents = sorted(max(abs(low), abs(high)) for _, _, low, high in rows)
+        reach = min(extents[-1], 4 * extents[len(extents) // 2])
         for number, (method, middle, low, high) in enumerate(rows):
             drawn, pair = look(method, view), view.pair(method.name, view.reference)
             sure = pair is not None and pair.winner() is not None
+            if abs(middle) > reach:
+                _far(axes, number, middle, reach, drawn.color)
+                continue
             axes.plot([low, high], [number] * 2, color=drawn.color, lw=2.2, solid_capstyle="round")
             face = drawn.color if sure else PAPER
             axes.plot([middle], [number], "o", color=drawn.color, mfc=face, ms=7, mew=1.6)
@@ -196,6 +200,15 @@ def differences(view: View, name: str, title: str, description: str) -> str | No
         axes.set_xlabel(f"nats a token against {clean(view.reference)}; left is better")
         axes.xaxis.set_major_formatter(lambda value, _: significant(value, 3))
         return export(figure, name, title, description)
+
+
+def _far(axes: Axes, row: int, value: float, reach: float, color: str) -> None:
+    """An arrow with its number, for a row that would squeeze all others."""
+    side = 1 if value > 0 else -1
+    axes.plot([side * reach], [row], ">" if side > 0 else "<", color=color, ms=7)
+    axes.annotate(significant(value, 3), (side * reach, row), (-9 * side, 0), color=SOFT,
+                  textcoords="offset points", va="center", ha="right" if side > 0 else "left",
+                  fontsize=10)  # fmt: skip
 
 
 def pareto(view: View, name: str, title: str, description: str) -> str | None:

@@ -29,7 +29,7 @@ def headline(view: View) -> str:
         return f"{_names(leaders, 6)} cannot be told apart."
     if len(leaders) == 1:
         return _lead(view, leaders[0], rest) + _shared(rest[1:], placed) + "."
-    return f"{_names(leaders, 6)} share the lead: they cannot be told apart" + _behind(rest) + "."
+    return f"{_names(leaders, 6)} share first place: they cannot be told apart{_behind(rest)}."
 
 
 def subline(view: View) -> str:
@@ -61,8 +61,15 @@ def _lead(view: View, leader: Method, rest: list[Method]) -> str:
     behind = f"{_name(leader)} leads"
     if pair is None or pair.difference is None:
         return behind
-    text = f"{behind} {_name(rest[0])} by {_gap(pair)} nats a token"
-    return text + _survivors(leader)
+    text = f"{behind} {_name(rest[0])} by {_gap(pair)} nats a token" + _survivors(leader)
+    # Places count significant losses to anyone: the leader itself need not beat every other.
+    open_ = [m for m in rest if not _beats(view, leader, m)]
+    return text + (f", without being told apart from {_names(open_, 4)}" if open_ else "")
+
+
+def _beats(view: View, a: Method, b: Method) -> bool:
+    pair = view.pair(a.name, b.name)
+    return pair is not None and pair.winner() == a.name
 
 
 def _gap(pair: Pair) -> str:
@@ -80,7 +87,7 @@ def _survivors(method: Method) -> str:
 
 def _shared(rest: list[Method], placed: tuple[Method, ...]) -> str:
     """Whoever shares the next place, if anyone does."""
-    for rank in sorted({method.rank for method in placed if method.rank != 1} - {None}):  # type: ignore[type-var]
+    for rank in sorted({method.rank or 0 for method in placed if method.rank != 1}):
         group = [method for method in placed if method.rank == rank]
         if len(group) > 1:
             return f"; {_names(group, 4)} share place {rank}"
@@ -89,8 +96,8 @@ def _shared(rest: list[Method], placed: tuple[Method, ...]) -> str:
 
 def _behind(rest: list[Method]) -> str:
     first = [method for method in rest if method.rank == rest[0].rank]
-    verb = "follows" if len(first) == 1 else "follow"
-    return f"; {_names(first, 4)} {verb} on place {rest[0].rank}"
+    verb = "takes" if len(first) == 1 else "share"
+    return f"; {_names(first, 4)} {verb} place {rest[0].rank}"
 
 
 def _why_none(view: View) -> str:

@@ -157,14 +157,15 @@ CHECKS = ("check", "result", "detail")
 def checks(view: View) -> DataFrame:
     """Whether the field was level: read off the records, not assumed."""
     final = [record for method in view.methods for record in method.final]
+    some = [method for method in view.methods if method.final]
     trained = [r for r in final if r.status in ("ok", "undertrained")]
     rows = [
         _same_per_seed("same initial weights for a seed", trained, lambda r: r.weights_sha256),
         _same_per_seed("same batches, same order, for a seed", trained, lambda r: r.batches_sha256),
         _same("same tokens in every final", {r.tokens for r in trained}),
         _same("same steps in every final", {r.steps for r in trained}),
-        _same("same number of tuning trials", {len(m.tune) for m in view.methods}),
-        _same("same final seeds", {tuple(sorted(r.seed for r in m.final)) for m in view.methods}),
+        _same("same number of tuning trials", {len(m.tune) for m in view.methods if m.tune}),
+        _same("same final seeds", {tuple(sorted({r.seed for r in m.final})) for m in some}),
         _same("same parameter count", {r.parameters for r in trained}),
         _same("same device", {r.device for r in final}),
         _disjoint(view),

@@ -191,6 +191,8 @@ def tokens_to_reference(method: Method, view: View) -> Measured:
     target = target_loss(view)
     if isinstance(target, Missing):
         return target
+    if method.name == view.reference:
+        return Missing("this is the reference: its whole horizon, by definition")
     if not method.final:
         return Missing("no final records")
     reached = [stats.tokens_to_target(r.curve, target) for r in method.good if r.curve]

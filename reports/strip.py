@@ -10,7 +10,7 @@ from levelfield.reports.svg import look
 from levelfield.reports.text import fixed, plural
 from levelfield.reports.view import Method, View
 
-WIDTH, HEIGHT, PAD, FAILED = 220, 26, 8, 16
+WIDTH, HEIGHT, PAD, FAILED = 190, 26, 6, 14
 """Pixels; on the right a lane for seeds without a number."""
 
 
@@ -48,7 +48,7 @@ def strip(method: Method, view: View, on: Scale) -> str:
         x = on.x(reference.median)
         parts.append(f'<line class="ref" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>')
     interval = stats.t_interval(list(method.losses.values()))
-    if interval:
+    if interval and interval[0] <= on.high:
         left, right = on.x(interval[0]), on.x(interval[1])
         parts.append(
             f'<rect class="ci" x="{left:.1f}" width="{max(right - left, 1):.1f}" '
@@ -65,7 +65,7 @@ def strip(method: Method, view: View, on: Scale) -> str:
         parts.append(
             f'<path class="bad" d="M{x - 2.2:.1f} {y - 2.2:.1f}l4.4 4.4m0 -4.4l-4.4 4.4"/>'
         )
-    if method.median is not None and math.isfinite(method.median):
+    if method.median is not None and method.median <= on.high:
         x = on.x(method.median)
         parts.append(f'<line class="med" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{HEIGHT - 4}"/>')
     return (

@@ -139,6 +139,7 @@ def export(figure: Figure, name: str, title: str, description: str) -> str:
     body = re.sub(r'style="([^"]*)"', lambda match: f'style="{_themed(match[1])}"', defs + body)
     body = re.sub(r'(\sid=")', rf"\1{name}-", body)
     body = re.sub(r'(xlink:href="#|url\(#)', rf"\1{name}-", body)
+    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', _rounded, body)
     body = re.sub(r"\n\s*", "\n", body)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
@@ -147,6 +148,12 @@ def export(figure: Figure, name: str, title: str, description: str) -> str:
         f'<title id="{name}-title">{_escape(title)}</title>\n'
         f'<desc id="{name}-desc">{_escape(description)}</desc>\n{body}</svg>\n'
     )
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    """Coordinates to a hundredth of a pixel."""
+    return re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."),
+                  attribute[0])  # fmt: skip
 
 
 def standalone(svg: str) -> str:

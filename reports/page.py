@@ -1,0 +1,143 @@
+"""One run, one page: `report.html` with everything inside, tables as CSV, figures as SVG."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from levelfield.bench.registry import SECTIONS
+from levelfield.bench.spec import Section
+from levelfield.bench.store import write_atomic
+from levelfield.reports import view as views
+from levelfield.reports.blocks import Block, Bullets, Code, Figure, Prose, Table
+from levelfield.reports.headline import headline, subline
+from levelfield.reports.measure import horizon_tokens, known, parameters
+from levelfield.reports.svg import palette_css, standalone
+from levelfield.reports.text import big, clean, plural
+
+HERE = Path(__file__).parent
+KINDS = {Prose: "prose", Bullets: "bullets", Code: "code", Table: "table", Figure: "figure"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A section with what it rendered."""
+
+    section: Section
+    block: Block
+
+
+def write(run: views.RunLike) -> Path:
+    """Write a run's page, tables and figures under its folder; returns the page's path.
+
+    Each file is replaced whole or not at all; tables and figures that a former page left behind
+    are removed.
+    """
+    view = views.build(run)
+    rendered = render_all(view, sections())
+    files = {f"tables/{t.name}.csv": csv(t) for item in rendered for t in item.block.tables}
+    files |= {
+        f"figures/{figure.name}.svg": standalone(figure.svg)
+        for item in rendered
+        for figure in item.block.figures
+    }
+    page = run.path / "report.html"
+    html = render(view, rendered)
+    for folder in ("tables", "figures"):
+        shutil.rmtree(run.path / folder, ignore_errors=True)
+        (run.path / folder).mkdir(parents=True)
+    for name, text in sorted(files.items()):
+        write_atomic(run.path / name, text)
+    write_atomic(page, html)
+    return page
+
+
+def sections() -> tuple[Section, ...]:
+    """Every section that loads, in reading order."""
+    found = [loaded.value for loaded in SECTIONS.load_all()]
+    return tuple(sorted(found, key=lambda section: (section.order, section.name)))
+
+
+def render_all(view: views.View, chosen: Sequence[Section]) -> tuple[Rendered, ...]:
+    """What the sections have to show; one with nothing to show is left out."""
+    drafts = ((section, section.render(view)) for section in chosen)
+    return tuple(Rendered(section, block) for section, block in drafts if block is not None)
+
+
+def csv(table: Table) -> str:
+    """The whole frame behind a table; floats as they are."""
+    text: str = table.frame.to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def render(view: views.View, rendered: Sequence[Rendered]) -> str:
+    """The page as one HTML text that loads nothing."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (HERE / "page.css").read_text(encoding="utf-8")
+    template = environment.get_template("template.html.j2")
+    return template.render(
+        title=clean(view.setting("name", default=view.path.name)),
+        summary=clean(view.setting("summary", default="")),
+        headline=headline(view),
+        subline=subline(view),
+        facts=facts(view),
+        alerts=alerts(view),
+        rendered=rendered,
+        kind=lambda part: KINDS[type(part)],
+        css=style,
+        light=palette_css(dark=False),
+        dark=palette_css(dark=True),
+        run_id=clean(view.manifest.get("run_id") or view.path.name),
+        created=clean(view.manifest.get("created_utc") or "date not recorded"),
+        version=clean(view.manifest.get("levelfield_version") or "version not recorded"),
+    )
+
+
+def facts(view: views.View) -> list[tuple[str, str]]:
+    """The run in a few numbers, for the page's head."""
+    sizes = [s for m in view.methods if (s := known(parameters(m))) is not None]
+    tokens = horizon_tokens(view)
+    found: list[tuple[str, Any]] = [
+        ("methods", len(view.methods) or None),
+        ("tuning trials each", view.setting("budget", "trials")),
+        ("final seeds", view.setting("budget", "seeds")),
+        ("parameters", big(max(sizes)) if sizes else None),
+        ("tokens a trial", big(tokens) if tokens else None),
+        ("steps", view.setting("budget", "steps")),
+        ("precision", view.setting("precision")),
+        ("device", views.dig(view.manifest, "environment", "device")),
+    ]
+    return [(name, clean(value)) for name, value in found if value is not None]
+
+
+def alerts(view: views.View) -> list[str]:
+    """What a reader must know before the table."""
+    from levelfield.reports.ledger import checks
+
+    said = []
+    broken = checks(view)
+    for check in broken[broken["result"] == "NO"]["check"]:
+        said.append(f"A check of fairness fails: {check}.")
+    if view.excluded:
+        said.append(f"{plural(len(view.excluded), 'record')} excluded; reasons below.")
+    if view.manifest.get("modified"):
+        changed = ", ".join(clean(item) for item in view.manifest["modified"])
+        said.append(f"The protocol was changed on the command line: {changed}.")
+    planned = view.setting("budget", "trials")
+    short = [m for m in view.methods if isinstance(planned, int) and len(m.tune) < planned]
+    if short and view.methods:
+        names = ", ".join(clean(method.name) for method in short[:6])
+        more = f" and {len(short) - 6} more" if len(short) > 6 else ""
+        said.append(f"Fewer than {planned} tuning trials so far: {names}{more}.")
+    return said + list(view.notes)

@@ -1,0 +1,76 @@
+"""How the loss falls: against tokens, against seconds, and when it reaches the reference's."""
+
+from __future__ import annotations
+
+from levelfield.bench.spec import Section
+from levelfield.reports import figures, measure, tables
+from levelfield.reports.blocks import Block, Column, Figure, Part, Prose, grid
+from levelfield.reports.text import big, clean, count, fixed, listed
+from levelfield.reports.view import View
+
+
+def render(view: View) -> Block | None:
+    """Two figures and the table of tokens to the reference's loss."""
+    parts: list[Part] = []
+    above = figures.outside(view)
+    cut = f" {listed(above)} ends above the frame." if above else ""
+    words = (
+        "Loss on the selection slice during the finals: median over seeds, band from the lowest "
+        "to the highest seed. The first evaluations lie above the frame." + cut
+    )
+    tokens = figures.loss_tokens(view, "loss_tokens", "Loss against tokens", words)
+    if tokens is None:
+        return None
+    parts.append(Figure(name="loss_tokens", title="Loss against tokens", caption=words, svg=tokens))
+    words = (
+        "The same curves against seconds: steps × the median step of the timing phase, where each "
+        "method ran alone on the device. Evaluation and set-up are left out."
+    )
+    seconds = figures.loss_seconds(view, "loss_seconds", "Loss against seconds", words)
+    if seconds is None:
+        parts.append(Prose("Loss against seconds needs timing records, and there are none."))
+    else:
+        parts.append(
+            Figure(name="loss_seconds", title="Loss against seconds", caption=words, svg=seconds)
+        )
+    target = measure.known(measure.target_loss(view))
+    if target is not None:
+        parts += [Prose(_target_words(view, target)), _target_table(view)]
+    return Block(parts=tuple(parts))
+
+
+def _target_words(view: View, target: float) -> str:
+    return (
+        f"The target is the median last point of {clean(view.reference)}'s curves, "
+        f"{fixed(target, 4)} nats. It counts as reached with two evaluations in a row at or below; "
+        "the crossing is interpolated linearly in log tokens. The schedule was made for the whole "
+        "horizon, so a run planned for fewer tokens could do better than this: a lower bound of "
+        "what is saved."
+    )
+
+
+def _target_table(view: View) -> Part:
+    reference = clean(view.reference)
+    return grid(
+        "tokens_to_reference",
+        f"Tokens to {reference}'s loss (median over seeds; a seed that never gets there counts)",
+        tables.tokens_to_reference(view),
+        [
+            Column("method", "method", align="left"),
+            Column("tokens", "tokens", big),
+            Column("steps", "steps", count),
+            Column("share_of_horizon", "share of the horizon", lambda v: f"{fixed(100 * v, 0)} %"),
+            Column("seeds_reached", "seeds there"),
+            Column("finals", "of"),
+        ],
+        folded=True,
+    )
+
+
+SECTION = Section(
+    name="curves",
+    title="Learning curves",
+    order=30,
+    summary="loss against tokens and against seconds, tokens to the reference's loss",
+    render=render,
+)

@@ -1,0 +1,186 @@
+"""The leaderboard: who is ahead, how sure that is, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from levelfield.bench.spec import Section
+from levelfield.reports import measure, tables
+from levelfield.reports.blocks import Block, Cell, Column, Prose, Table, grid
+from levelfield.reports.strip import axis, scale, strip
+from levelfield.reports.svg import look
+from levelfield.reports.text import (
+    big,
+    binary_unit,
+    clean,
+    fixed,
+    plural,
+    signed,
+    significant,
+    unit_note,
+)
+from levelfield.reports.view import View, dig
+
+SEED_LUCK = (
+    "At these hyper-parameters: these intervals see seed luck, not tuning luck. A second round of "
+    "tuning could find other values."
+)
+
+
+def render(view: View) -> Block:
+    """The table, and how to read it."""
+    table = _table(view)
+    reading = [
+        f"Loss is the mean over the whole report slice after the last step, in nats a token; lower "
+        f"is better. Every dot is a final seed, the bar is the 95 % t interval of the mean, the "
+        f"upright line the median; the dashed line is the median of {clean(view.reference)}. "
+        "Rows are sorted by median; a seed that failed counts as worse than any number."
+    ]
+    if view.ranked:
+        reading.append(
+            "Place = 1 + the number of methods that are significantly better: paired t test over "
+            f"shared final seeds, two-sided, Holm over all {plural(len(view.pairs), 'pair')}, "
+            "alpha 0.05. Methods that cannot be told apart share a place."
+        )
+    return Block(
+        parts=(table, Prose(SEED_LUCK, "strong"), *(Prose(text, "beside") for text in reading))
+    )
+
+
+def _table(view: View) -> Table:
+    frame = tables.leaderboard(view)
+    on = scale(view)
+    methods = {clean(method.name): method for method in view.methods}
+    unit, exponent = binary_unit(
+        value
+        for method in view.methods
+        if (value := measure.known(measure.state_bytes(method))) is not None
+    )
+    peak_unit, peak_exponent = binary_unit(
+        value
+        for method in view.methods
+        if (value := measure.known(measure.memory(method, "total"))) is not None
+    )
+
+    def method(row: Mapping[str, Any]) -> Cell:
+        spec, drawn = methods[row["method"]].spec, look(methods[row["method"]], view)
+        return Cell(
+            text=row["method"],
+            href=_link(spec.get("paper")),
+            sub=row["family"] or "",
+            title=clean(spec.get("summary") or ""),
+            html=f'<i class="chip" style="--c:{drawn.variable}"></i>',
+        )
+
+    def seeds(row: Mapping[str, Any]) -> Cell:
+        found = methods[row["method"]]
+        if on is None or not found.final:
+            return Cell(text="–", kind="none")
+        failed = row["finals"] - row["good_finals"]
+        note = f"{plural(failed, 'seed')} failed" if failed else ""
+        return Cell(html=strip(found, view, on), sub=note, kind="stripcell")
+
+    def mean(row: Mapping[str, Any]) -> Cell | None:
+        if row["report_loss_mean_nats"] is None or row["interval_low_nats"] is None:
+            return None
+        half = (row["interval_high_nats"] - row["interval_low_nats"]) / 2
+        n = row["good_finals"]
+        return Cell(
+            text=fixed(row["report_loss_mean_nats"], 4),
+            sub=f"± {fixed(half, 4)}, n = {n}" + ("" if n == row["finals"] else " †"),
+        )
+
+    def difference(row: Mapping[str, Any]) -> Cell | None:
+        if row["difference_to_reference_nats"] is None:
+            return None
+        low, high = row["difference_low_nats"], row["difference_high_nats"]
+        pair = view.pair(methods[row["method"]].name, view.reference)
+        return Cell(
+            text=signed(row["difference_to_reference_nats"], 4),
+            sub=f"{signed(low, 3)} … {signed(high, 3)}",
+            kind="sure" if pair is not None and pair.winner() else "unsure",
+        )
+
+    def state(row: Mapping[str, Any]) -> Cell | None:
+        if row["state_bytes"] is None:
+            return None
+        each = row["state_bytes_per_parameter"]
+        per = "" if each is None else f"{significant(each, 3)} B/param"
+        return Cell(text=significant(row["state_bytes"] / 2**exponent, 3), sub=per)
+
+    def tokens(row: Mapping[str, Any]) -> Cell | None:
+        horizon = measure.horizon_tokens(view)
+        if row["tokens_to_reference"] is None or not horizon:
+            return None
+        share = fixed(100 * row["tokens_to_reference"] / horizon, 0)
+        return Cell(text=f"{share} %", sub=big(row["tokens_to_reference"]))
+
+    def hparams(row: Mapping[str, Any]) -> Cell:
+        edge, values = row["at_edge"], row["best_hparams"] or "–"
+        return Cell(text=values.replace(", ", "\n"), sub=f"⚠ {edge}" if edge else "")
+
+    reference = clean(view.reference)
+    columns = [
+        Column("method", "method", align="left"),
+        Column("strip", "report loss, every seed", align="left", help=axis(on) if on else ""),
+        Column("report_loss_median_nats", "median", lambda v: fixed(v, 4)),
+        Column("report_loss_mean_nats", "mean, 95 % interval", lambda v: fixed(v, 4)),
+        Column("difference_to_reference_nats", f"against {reference}"),
+        Column("tokens_to_reference", f"tokens to {reference}’s loss"),
+        Column("tuning_gain_nats", "tuning gain", lambda v: fixed(v, 3)),
+        Column("step_time_ratio", f"step time, × {reference}", lambda v: fixed(v, 2)),
+        Column("state_bytes", f"state, {unit} ({unit_note(exponent)})"),
+        Column(
+            "peak_bytes",
+            f"peak, {peak_unit} ({unit_note(peak_exponent)})",
+            lambda v: significant(v / 2**peak_exponent, 3),
+        ),
+        Column("failures", "failures", lambda v: v or "none", align="left"),
+        Column("best_hparams", "best hyper-parameters", align="left"),
+    ]
+    if dig(view.manifest, "data", "floor_loss_nats") is not None:
+        columns.insert(
+            3, Column("loss_minus_floor_nats", "median − floor", lambda v: fixed(v, 4))
+        )
+    if view.ranked:
+        columns.insert(0, Column("place", "place", align="right"))
+    return grid(
+        "leaderboard",
+        "Leaderboard",
+        frame,
+        columns,
+        decorate={
+            "method": method,
+            "strip": seeds,
+            "report_loss_mean_nats": mean,
+            "difference_to_reference_nats": difference,
+            "tokens_to_reference": tokens,
+            "state_bytes": state,
+            "best_hparams": hparams,
+        },
+        muted=lambda row: view.ranked and row["place"] is None,
+        extra_notes=_dagger(view),
+    )
+
+
+def _dagger(view: View) -> tuple[str, ...]:
+    if all(len(method.good) in (0, len(method.final)) for method in view.methods):
+        return ()
+    return (
+        "† mean, interval and tests over the seeds that ran: failed seeds would make them worse",
+    )
+
+
+def _link(url: object) -> str:
+    text = str(url or "")
+    return text if text.startswith(("https://", "http://")) else ""
+
+
+SECTION = Section(
+    name="leaderboard",
+    title="Leaderboard",
+    order=10,
+    summary="report loss with every seed, places, cost, failures, best hyper-parameters",
+    render=render,
+)

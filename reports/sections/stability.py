@@ -1,0 +1,51 @@
+"""How often and how badly each method left the road."""
+
+from __future__ import annotations
+
+from levelfield.bench.spec import Section
+from levelfield.reports import facts
+from levelfield.reports.blocks import Block, Column, Prose, grid
+from levelfield.reports.text import fixed, significant
+from levelfield.reports.view import View
+
+
+def render(view: View) -> Block | None:
+    """One table."""
+    if not view.methods:
+        return None
+    table = grid(
+        "stability",
+        "Stability",
+        facts.stability(view),
+        [
+            Column("method", "method", align="left"),
+            Column("tuning_divergence_rate", "trials diverged", _percent),
+            Column("final_divergence_rate", "finals diverged", _percent),
+            Column("undertrained_trials", "trials undertrained"),
+            Column("undertrained_finals", "finals undertrained"),
+            Column("spikes_max", "spikes, worst seed"),
+            Column("grad_norm_max", "largest gradient norm", lambda v: significant(v, 3)),
+            Column("loss_range_over_seeds_nats", "range over seeds, nats", lambda v: fixed(v, 4)),
+        ],
+    )
+    words = (
+        "Diverged: a loss that is not finite, a final loss above the initial one, or above the "
+        "running minimum + 0.5 nats. Undertrained: final loss above 0.95 × the initial loss. A "
+        "spike is a step whose training loss exceeds the trend of its trailing window by 7 "
+        "standard deviations. The gradient norm is the global one before clipping. The tuner looks "
+        "for the limit of stability on purpose, so diverged trials are no flaw by themselves."
+    )
+    return Block(parts=(table, Prose(words)))
+
+
+def _percent(value: float) -> str:
+    return f"{fixed(100 * float(value), 0)} %"
+
+
+SECTION = Section(
+    name="stability",
+    title="Stability",
+    order=60,
+    summary="divergence, undertrained trials, spikes, gradient norms",
+    render=render,
+)

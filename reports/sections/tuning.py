@@ -1,0 +1,85 @@
+"""What the tuning budget bought, and whether the best values lie inside what was tried."""
+
+from __future__ import annotations
+
+from levelfield.bench.spec import Section
+from levelfield.reports import facts, figures
+from levelfield.reports.blocks import Block, Column, Figure, Part, Prose, grid
+from levelfield.reports.text import fixed, short
+from levelfield.reports.view import View
+
+
+def render(view: View) -> Block | None:
+    """Every trial as a dot, and the gain over the paper's defaults."""
+    if not any(method.tune for method in view.methods):
+        return None
+    parts: list[Part] = []
+    words = (
+        "Every tuning trial, one panel a method: loss on the selection slice against the bracketed "
+        "dimension, all on the same loss scale and the same number of decades. Hollow: the paper's "
+        "defaults. Ringed: the best, used for the finals. Triangle: above the frame. Cross: no "
+        "usable loss. The other tuned dimensions move too, so dots need not lie on one curve."
+    )
+    drawn = figures.loss_scale(view, "loss_scale", "Loss against the learning rate", words)
+    if drawn:
+        parts.append(
+            Figure(name="loss_scale", title="Loss against the learning rate (or what plays its "
+                   "part)", caption=words, svg=drawn, wide=True)  # fmt: skip
+        )
+    parts.append(
+        Prose(
+            "Tuning gain = selection loss at the paper's defaults (trial 0) minus that of the best "
+            "trial. A best value at an edge means that its true optimum may lie beyond: the method "
+            "may be better than shown."
+        )
+    )
+    parts += [_gains(view), _trials(view)]
+    return Block(parts=tuple(parts))
+
+
+def _gains(view: View) -> Part:
+    return grid(
+        "tuning",
+        "Tuning gain",
+        facts.tuning(view),
+        [
+            Column("method", "method", align="left"),
+            Column("good_trials", "good trials"),
+            Column("trials", "of"),
+            Column("default_selection_loss_nats", "loss at defaults", lambda v: fixed(v, 4)),
+            Column("best_selection_loss_nats", "best loss", lambda v: fixed(v, 4)),
+            Column("tuning_gain_nats", "gain, nats", lambda v: fixed(v, 4)),
+            Column("scale", "scale", align="left"),
+            Column("default_scale_value", "default", short),
+            Column("best_scale_value", "best", short),
+            Column("at_edge", "edge", lambda v: v or "inside", align="left"),
+        ],
+    )
+
+
+def _trials(view: View) -> Part:
+    return grid(
+        "trials",
+        "Every tuning trial",
+        facts.trials(view),
+        [
+            Column("method", "method", align="left"),
+            Column("trial", "trial"),
+            Column("tuned", "tuned values", align="left"),
+            Column("status", "status", align="left"),
+            Column("selection_loss_nats", "selection loss", lambda v: fixed(v, 4)),
+            Column("is_best", "best", lambda v: "best" if v else "", align="left"),
+            Column("reason", "reason", lambda v: v, align="left"),
+        ],
+        muted=lambda row: row["status"] != "ok",
+        folded=True,
+    )
+
+
+SECTION = Section(
+    name="tuning",
+    title="Tuning",
+    order=40,
+    summary="loss against learning rate for every trial, tuning gain, edges",
+    render=render,
+)
