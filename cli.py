@@ -405,15 +405,15 @@ def plan(
 
         wanted, methods, _ = api.resolve(protocol, optimizer or (), settings or ())
         # A device that is not here can be planned for if its speed is given.
-        places = ((device,), slots or 1)
+        count = slots or 1
         if tflops is None:
-            places = api.places(device, slots, wanted.threads)
+            _, count = api.places(device, slots, wanted.threads)
         found = planner.plan(
             wanted,
             methods,
             seed=seed,
             final_seeds=wanted.budget.seeds if seeds is None else seeds,
-            slots=places[1],
+            slots=count,
             device=device,
             tflops=tflops,
         )

@@ -48,7 +48,7 @@ def fallback_optimizer(
         for role in dict.fromkeys(param.info.role for param in rest)
     ]
     betas = (fallback.beta1, fallback.beta2)
-    return torch.optim.AdamW(groups, betas=betas, eps=fallback.eps, fused=True)
+    return torch.optim.AdamW(merge_groups(groups), betas=betas, eps=fallback.eps, fused=True)
 
 
 def claimed_state_bytes(

@@ -79,7 +79,7 @@ class Campaign:
     def _count_interruptions(self, manifest: Mapping[str, Any]) -> dict[str, int]:
         """How often each cell was started and left no record; written into the manifest."""
         found = list(manifest["interruptions"])
-        done = {cell_key(*record.key) for record in self.writer.records}
+        done = {cell_key(*key) for key in self._known}
         for key in self.writer.interrupted():
             if key not in done:
                 found.append({"key": key, "utc": datetime.now(UTC).isoformat(timespec="seconds")})
@@ -166,14 +166,13 @@ class Campaign:
         self._drain(queue, lambda record: None, self.executor.slots)
 
     def _timing(self, best: Mapping[str, TrialRecord]) -> None:
-        """Methods alternate, one trial at a time. A later batch times the reference with it."""
+        """Methods alternate, one trial at a time; a later batch holds the reference again."""
         windows, seed = self.protocol.timing.windows, self.seed * SEED_STRIDE
         queue: deque[TrialRequest] = deque()
         for number, names in enumerate(self.timing_batches):
             for window in range(windows):
                 for method in self.methods:
-                    timed = method.name in names or method.name == self.protocol.reference
-                    if timed and method.name in best:
+                    if method.name in names and method.name in best:
                         hparams = best[method.name].hparams
                         trial = number * windows + window
                         queue.append(self._request(method, "timing", trial, seed, hparams))

@@ -11,6 +11,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -78,7 +79,7 @@ class Bench:
         for _ in range(steps):
             tokens = tasks.to_device(self.order.next(), torch.device("cpu"))
             torch.manual_seed(derive_seed(SEED, self.step))
-            batch = StepBatch([lambda t=tokens: self.task.loss(self.model, t)], tokens.numel())
+            batch = StepBatch([partial(self.task.loss, self.model, tokens)], tokens.numel())
             factor = lr_factor(PROTOCOL.schedule, self.step, PROTOCOL.budget.steps)
             result = self.stepper.step(batch, factor if scale is None else scale)
             if not isinstance(result, StepResult):

@@ -33,6 +33,8 @@ PRELOAD = [
 ]
 GRACE_S = 5.0
 """Seconds between asking a process to stop and killing it."""
+GONE = 75
+"""Exit code of a trial whose coordinator is gone."""
 
 
 @dataclass
@@ -99,6 +101,8 @@ class LocalExecutor:
         saved = {key: os.environ.get(key) for key in self._environment}
         os.environ.update(self._environment)
         try:
+            if self._context.get_start_method() == "forkserver":
+                _start_server()
             process.start()
         finally:
             for key, value in saved.items():
@@ -163,6 +167,18 @@ class LocalExecutor:
             self._release(run, kill=True)
 
 
+def _start_server() -> None:
+    """Start the fork server deaf to Ctrl-C, which would end it with a traceback while it loads."""
+    from multiprocessing import forkserver, resource_tracker
+
+    resource_tracker.ensure_running()  # lets signals through again when it starts: it goes first
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _death(code: int | None) -> tuple[Status, str]:
     """Status and reason of a process that ended without a record."""
     if code is None or code >= 0:
@@ -182,7 +198,7 @@ def end_with(guard: Connection) -> None:
     def watch() -> None:
         with contextlib.suppress(EOFError, OSError):
             guard.recv_bytes()
-        os._exit(75)
+        os._exit(GONE)
 
     threading.Thread(target=watch, daemon=True, name="guard").start()
 

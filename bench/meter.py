@@ -111,7 +111,7 @@ def _peak_rss() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts live bytes by storage while it is entered, and remembers the moment of the peak.
 
     Storages are numbered as they are first seen: memory that is freed and given out again has the
@@ -122,7 +122,7 @@ class StorageTracker(TorchDispatchMode):
     """
 
     def __init__(self, roots: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._live: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
         self._seen = 0

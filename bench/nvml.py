@@ -53,7 +53,7 @@ def _read(nvml: Any, uuid: str) -> Reading:
                 return Reading(None, "the driver hides memory by process (WSL or MIG)")
             return Reading(int(process.usedGpuMemory))
     return Reading(
-        None, "this process is not in the driver's list (a container without --pid=host)"
+        None, "the driver does not list this process (a container?)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a run would cost before it is started: trials, tokens, floating-point operations, minutes."""
+"""What a run would cost, before it is started: trials, tokens, operations, minutes."""
 
 from __future__ import annotations
 
@@ -121,11 +121,10 @@ def _estimate(
     steps = trained + timing.windows * (timing.steps + 5)
     # 6 operations a parameter and token: 2 forward, 4 backward (Kaplan et al. 2020), a pass.
     flops_a_step = 6.0 * parameters * protocol.tokens_per_step * method.spec.passes
+    step_s: float | None
     if tflops is not None:
-        step_s, source = (
-            flops_a_step / (tflops * 1e12),
-            f"6 x parameters x tokens at {tflops:g} T/s",
-        )
+        step_s = flops_a_step / (tflops * 1e12)
+        source = f"6 x parameters x tokens at {tflops:g} T/s"
     else:
         step_s, source = _timed(protocol, method, parameters, device)
     return Estimate(
@@ -165,6 +164,7 @@ def _timed(
         device="cuda:0" if device == "cuda" else device,
     )
     trial = Trial(request, lambda progress: None)
+    trial.load()
     trial.setup()
     times = []
     for _ in range(min(TRIED_STEPS, protocol.budget.steps)):

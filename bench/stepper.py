@@ -208,6 +208,16 @@ class GradientStepper:
             optimizer.load_state_dict(saved)
 
 
+def merge_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups of equal rate and weight decay as one: a fused step costs a call a group."""
+    merged: dict[tuple[float, float], dict[str, Any]] = {}
+    for group in groups:
+        key = (float(group["lr"]), group["weight_decay"])
+        one = merged.setdefault(key, {"params": [], "lr": key[0], "weight_decay": key[1]})
+        one["params"] += group["params"]
+    return list(merged.values())
+
+
 def set_lr(group: dict[str, Any], lr: float) -> None:
     """Set a group's rate; a rate kept as a tensor stays one (torchao refuses a float)."""
     if isinstance(group["lr"], Tensor):

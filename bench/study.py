@@ -60,11 +60,13 @@ def load_method(reference: str) -> Method:
             f"{spec.name} needs {', '.join(missing)}, which is not installed",
             "install the extra that carries it",
         )
-    library = spec.implementation.split()[0]
-    borrowed = [] if library == "own" else [library]
-    return Method(
-        spec, loaded.entry.origin, loaded.entry.reference, source_digest(loaded.path, borrowed)
-    )
+    return Method(spec, loaded.entry.origin, loaded.entry.reference, method_digest(loaded))
+
+
+def method_digest(loaded: Loaded[OptimizerSpec]) -> str:
+    """Digest of a method's code and of the library that it borrows from."""
+    library = loaded.value.implementation.split()[0]
+    return source_digest(loaded.path, [] if library == "own" else [library])
 
 
 def _importable(name: str) -> bool:
@@ -260,7 +262,8 @@ def with_methods(
         )
     batches = list(manifest["timing_batches"])
     if added:
-        batches.append([method.name for method in added])
+        reference = manifest["protocol"]["reference"]
+        batches.append([name for name in known if name == reference] + [m.name for m in added])
     writer.update_manifest(
         methods=[*manifest["methods"], *(method_data(method) for method in added)],
         final_seeds=final_seeds or manifest["final_seeds"],
@@ -270,4 +273,16 @@ def with_methods(
 
 def refresh_methods(writer: RunWriter, methods: Sequence[Method]) -> None:
     """Write today's digests of the methods into the manifest: older records become stale."""
-    writer.update_manifest(methods=[method_data(method) for method in methods])
+    then = {item["name"]: item["digest"] for item in writer.manifest["methods"]}
+    stale = [method.name for method in methods if then[method.name] != method.digest]
+    batches = writer.manifest["timing_batches"]
+    if stale:
+        # Timed anew beside the reference; if that one changed, beside it everything is.
+        reference = writer.manifest["protocol"]["reference"]
+        again = [m.name for m in methods if m.name in (*stale, reference) or reference in stale]
+        gone = again if reference in stale else stale
+        left = [[name for name in names if name not in gone] for names in batches]
+        batches = [*left, again]
+    writer.update_manifest(
+        methods=[method_data(method) for method in methods], timing_batches=batches
+    )

@@ -8,11 +8,13 @@ step by step, a `StepBatch`.
 from __future__ import annotations
 
 import math
+import random
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +32,8 @@ from levelfield.bench.spec import (
     TrialRecord,
 )
 from levelfield.bench.stepper import StepBatch
-from levelfield.bench.train_request import Progress, TrialRequest, identity
+from levelfield.bench.study import method_digest
+from levelfield.bench.train_request import Progress, TrialRequest, failed_record, identity
 
 UNTIMED_STEPS = 5
 """First steps of a trial: warm-up of caches and allocators, and accounting."""
@@ -58,7 +61,10 @@ def run_trial(request: TrialRequest, report: Callable[[Progress], None]) -> Tria
         status, reason = "diverged", str(error)
     except Exception as error:
         status, reason = _failure(error)
-    return trial.record(status, reason)
+    try:
+        return trial.record(status, reason)
+    except Exception as error:  # counters or a series of the method's own that make no sense
+        return failed_record(request, *_failure(error))
 
 
 def _failure(error: Exception) -> tuple[Status, str]:
@@ -78,7 +84,7 @@ class Trial:
     def __init__(self, request: TrialRequest, report: Callable[[Progress], None]) -> None:
         self.request, self.protocol = request, request.protocol
         self._report = report
-        self._reported_s = time.monotonic()
+        self._reported = (0, time.monotonic())
         self.device = torch.device(request.device)
         self.wall_s: dict[str, Any] = {"setup": None, "warmup": 0.0, "step": 0.0, "eval": 0.0}
         self.curve: list[list[float]] = []
@@ -96,10 +102,11 @@ class Trial:
     def run(self) -> tuple[Status, str | None]:
         check_schedule(self.protocol)
         start = time.perf_counter()
-        self.setup()
-        self.wall_s["setup"] = time.perf_counter() - start
+        self.load()
         if unsupported := _unsupported(self.spec, self.protocol):
             return "unsupported", unsupported
+        self.setup()
+        self.wall_s["setup"] = time.perf_counter() - start
         if self.request.phase == "timing":
             self._timing()
             return "ok", None
@@ -107,10 +114,23 @@ class Trial:
         self._finish()
         return self._verdict()
 
+    def load(self) -> None:
+        """Bring the method in."""
+        loaded = OPTIMIZERS.load(self.request.reference)
+        if self.request.spec_digest not in (None, method_digest(loaded)):
+            raise BenchError(
+                "the method's code changed while the run was under way",
+                "--resume with --rerun-stale trains it again",
+            )
+        self.spec = loaded.value
+
     def setup(self) -> None:
+        """Everything that is there before the first step."""
         request, protocol = self.request, self.protocol
-        self.spec = OPTIMIZERS.load(request.reference).value
         torch.set_num_threads(protocol.threads)
+        # A method draws from its own generator; what it draws elsewhere repeats all the same.
+        random.seed(derive_seed("python", request.seed))
+        np.random.seed(derive_seed("numpy", request.seed) % 2**32)
         self.corpus = sources.load(protocol.data)
         if request.data_digest not in (None, self.corpus.digest):
             raise BenchError("the data changed while the run was under way", "start a new run")
@@ -158,7 +178,7 @@ class Trial:
         tokens = tasks.to_device(self.order.next(), self.device)
         # Dropout, and whatever a method draws from the global generator, depend on seed and step
         # alone: nothing that one step draws can shift the next.
-        torch.manual_seed(derive_seed_fast(self.request.seed, step))
+        self._reseed(derive_seed_fast(self.request.seed, step))
         batch = StepBatch(
             [lambda: self.task.loss(self.model, tokens)], self.protocol.tokens_per_step, on_phase
         )
@@ -169,28 +189,35 @@ class Trial:
             self.norms[step] = result.grad_norm
         self.step = step + 1
 
+    def _reseed(self, seed: int) -> None:
+        """Seed the global generator; `torch.manual_seed` does the same a hundred times slower."""
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+
     def _train(self) -> None:
         steps, every = self.protocol.budget.steps, self.protocol.evaluation.every
         self._evaluate()
+        self._reported = (0, time.monotonic())
         while self.step < steps:
             start = self.meter.now_s()
             if self.step < ACCOUNTED_STEPS:
                 with accounting.account(self.params, self.model, self.stepper, self.peaks) as phase:
                     self.one_step(phase)
-                self._check_loss()
+                self.check_loss()
                 continue
             untimed, first = self.step < UNTIMED_STEPS, self.step
             stop = self._next_stop(every)
             while self.step < stop:
                 self.one_step()
                 if self.step % 10 == 0:
-                    self._check_loss()
+                    self.check_loss()
             spent = self.meter.now_s() - start
             self.wall_s["warmup" if untimed else "step"] += spent
             self.timed_steps += 0 if untimed else stop - first
             if self.step % every == 0 and self.step < steps:
                 self._evaluate()
-        self._check_loss()
+        self.check_loss()
 
     def _next_stop(self, every: int) -> int:
         """The next step at which the clock is read: end of warm-up, an evaluation, the end."""
@@ -199,27 +226,25 @@ class Trial:
             stops.append(UNTIMED_STEPS)
         return min(stops)
 
-    def _check_loss(self) -> None:
+    def check_loss(self) -> None:
         """Read the last training loss: stop at a non-finite one, and tell where the trial is."""
         loss = float(self.losses[self.step - 1])
         if not math.isfinite(loss):
             raise Diverged(f"training loss is {loss} at step {self.step - 1}")
-        now = time.monotonic()
-        if now - self._reported_s >= 0.2:
-            self._reported_s = now
+        last, then_s = self._reported
+        now_s = time.monotonic()
+        if now_s - then_s >= 0.2:
+            self._reported = (self.step, now_s)
+            tokens = (self.step - last) * self.protocol.tokens_per_step
             self._report(
                 Progress(
                     key=self.request.key,
                     step=self.step,
                     steps=self.protocol.budget.steps,
                     loss=loss,
-                    tokens_per_s=self.protocol.tokens_per_step * self.step / self._trained_s,
+                    tokens_per_s=tokens / (now_s - then_s),
                 )
             )
-
-    @property
-    def _trained_s(self) -> float:
-        return max(float(self.wall_s["warmup"] + self.wall_s["step"]), 1e-9)
 
     def _loss_on(self, name: str, limit: int | None) -> float:
         sequences = self.corpus.sequences(name, self.protocol.data.sequence, limit)
@@ -248,6 +273,9 @@ class Trial:
             if self.request.phase == "final":
                 self.report_loss = self._loss_on("report", None)
         self.wall_s["eval"] += self.meter.now_s() - start
+        for loss in (self.selection_loss, self.report_loss):
+            if loss is not None and not math.isfinite(loss):
+                raise Diverged(f"loss on a whole slice is {loss} at step {self.step}")
 
     def _timing(self) -> None:
         """One window of steps after the untimed ones; no evaluation, no accounting."""
@@ -260,8 +288,12 @@ class Trial:
             self.one_step()
             self.timed_steps += 1
         spent = self.meter.now_s() - start
-        self.wall_s["step"] = spent
-        self.wall_s["windows"] = [spent / max(self.timed_steps, 1)]
+        if self.timed_steps:
+            self.wall_s["step"] = spent
+            self.wall_s["windows"] = [spent / self.timed_steps]
+        else:
+            self.wall_s["step"] = None
+            self.missing["wall_s.step"] = f"the first {UNTIMED_STEPS} steps are not timed"
         self._check_loss_quietly()
 
     def _check_loss_quietly(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from levelfield.bench.stepper import BuildContext
+from levelfield.bench.stepper import BuildContext, merge_groups
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Keller Jordan's quintic: steepest at zero, settles around one instead of at it."""
@@ -126,7 +126,7 @@ def build_adamw(ctx: BuildContext, hparams: Mapping[str, Any]) -> torch.optim.Ad
     """
     fused = hparams["fused"] and all(param.tensor.is_contiguous() for param in ctx.params)
     return torch.optim.AdamW(
-        ctx.groups(hparams),
+        merge_groups(ctx.groups(hparams)),
         betas=(hparams["beta1"], hparams["beta2"]),
         eps=hparams["eps"],
         fused=fused,

@@ -121,9 +121,7 @@ def panel_window(shown: Iterable[Panel]) -> tuple[float, float] | None:
     return low - room, high + room
 
 
-def spread_labels(
-    wanted: Sequence[float], gap: float, low: float, high: float
-) -> list[float]:
+def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Positions near the wanted ones, at least `gap` apart and inside [low, high] if they fit.
 
     Args:

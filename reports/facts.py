@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.bench import stats
 from levelfield.reports import measure
-from levelfield.reports.measure import Missing, known
-from levelfield.reports.tables import finite_or, frame, per_parameter
+from levelfield.reports.measure import Missing
+from levelfield.reports.frames import finite_or, frame, per_parameter
 from levelfield.reports.text import clean, short
 from levelfield.reports.view import Method, View, statuses
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.bench.spec import ROLES, TrialRecord
 from levelfield.reports.measure import Missing
-from levelfield.reports.tables import frame
+from levelfield.reports.frames import frame
 from levelfield.reports.text import clean, plural, short
 from levelfield.reports.view import Method, View, dig, statuses
 

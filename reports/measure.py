@@ -95,9 +95,7 @@ def parameters(method: Method) -> Measured:
     return _largest(method, lambda record: record.parameters, "parameters")
 
 
-def _largest(
-    method: Method, read: Callable[[TrialRecord], float | None], name: str
-) -> Measured:
+def _largest(method: Method, read: Callable[[TrialRecord], float | None], name: str) -> Measured:
     for records in (method.good, method.timing):
         values = [float(v) for v in map(read, records) if v is not None and stats.finite(v)]
         if values:

@@ -176,8 +176,10 @@ def _themed(declarations: str) -> str:
         declarations = declarations.replace(color, f"var(--{name},{color})")
     return re.sub(
         r"font: (?P<words>(?:[a-z]+ |[0-9]{3} )*)(?P<size>[0-9.]+px) [^;]*",
-        lambda match: f"font-size: {match['size']}"
-        + ("; font-weight: 600" if re.search(r"bold|600|700", match["words"]) else ""),
+        lambda match: (
+            f"font-size: {match['size']}"
+            + ("; font-weight: 600" if re.search(r"bold|600|700", match["words"]) else "")
+        ),
         declarations,
     )
 

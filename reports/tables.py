@@ -13,29 +13,13 @@ from typing import TYPE_CHECKING, Any
 from levelfield.bench import stats
 from levelfield.bench.metrics import perplexity
 from levelfield.reports import measure
-from levelfield.reports.blocks import MISSING
+from levelfield.reports.frames import finite_or, frame, per_parameter
 from levelfield.reports.measure import Missing
 from levelfield.reports.text import clean, short
 from levelfield.reports.view import Method, View, dig, statuses
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-def frame(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> DataFrame:
-    """Rows as a frame: each `Missing` becomes an empty cell and a reason in the last column."""
-    from pandas import DataFrame
-
-    plain = []
-    for row in rows:
-        why = [
-            f"{key}: {value.reason.replace(' | ', ' / ')}"
-            for key, value in row.items()
-            if isinstance(value, Missing)
-        ]
-        known = {k: None if isinstance(v, Missing) else v for k, v in row.items()}
-        plain.append({**known, MISSING: " | ".join(why) or None})
-    return DataFrame(plain, columns=[*columns, MISSING]).convert_dtypes()
 
 
 LEADERBOARD = (
@@ -102,23 +86,11 @@ def _leader(method: Method, view: View) -> dict[str, Any]:
     }
 
 
-def finite_or(value: float | None, reason: str) -> measure.Measured:
-    """The value, or a reason in the place of None and infinities."""
-    return value if value is not None and math.isfinite(value) else Missing(reason)
-
-
 def few_finals(method: Method) -> str:
     """Why a mean, a median or an interval of the finals is not there."""
     if not method.final:
         return method.unranked if method.unranked and "final" in method.unranked else "no finals"
     return f"{len(method.good)} good of {len(method.final)} finals"
-
-
-def per_parameter(amount: measure.Measured, parameters: measure.Measured) -> measure.Measured:
-    """Bytes a trainable parameter."""
-    if isinstance(amount, Missing):
-        return amount
-    return parameters if isinstance(parameters, Missing) else amount / parameters
 
 
 def _above_floor(method: Method, view: View) -> measure.Measured:

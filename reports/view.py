@@ -1,6 +1,6 @@
-"""A run, read once: what is ranked, what is not and why. Everything a section shows comes from here.
+"""A run, read once: what is ranked, what is not and why. All that a section shows is read off it.
 
-The rules that decide a ranking live in this file and in `bench.stats`, and nowhere else.
+The rules that decide a ranking live here, in `select.py` and in `bench.stats`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from levelfield.bench import stats
 from levelfield.bench.spec import TrialRecord
+from levelfield.reports.select import Excluded, dig, select
 from levelfield.reports.text import clean, plural
 
 MEASURED = frozenset({"ok", "undertrained"})
@@ -35,14 +36,6 @@ class RunLike(Protocol):
     def records(self) -> tuple[TrialRecord, ...]: ...
     @property
     def notes(self) -> tuple[str, ...]: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Excluded:
-    """A record that takes no part, with its reason."""
-
-    record: TrialRecord
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,15 +139,6 @@ class View:
         return None
 
 
-def dig(data: Any, *keys: str, default: Any = None) -> Any:
-    """A nested value of plain data; `default` where any level is absent or null."""
-    for key in keys:
-        if not isinstance(data, Mapping) or data.get(key) is None:
-            return default
-        data = data[key]
-    return data
-
-
 def measured(record: TrialRecord) -> bool:
     """Whether a final record carries a report loss that counts."""
     return record.status in MEASURED and stats.finite(record.report_loss)
@@ -185,44 +169,6 @@ def build(run: RunLike) -> View:
         pairs=stats.pairs(compared),
         ranked=ranked,
     )
-
-
-def select(
-    records: Sequence[TrialRecord], manifest: Mapping[str, Any], notes: list[str]
-) -> tuple[list[TrialRecord], list[Excluded]]:
-    """Split records into those that count and those that do not, each with its reason."""
-    listed = {str(m.get("name")): m for m in manifest.get("methods") or ()}
-    kept: dict[tuple[str, str, int, int], TrialRecord] = {}
-    excluded: list[Excluded] = []
-    undigested = 0
-    for record in records:
-        reason = _stale(record, manifest, listed.get(record.optimizer, {}))
-        if listed and record.optimizer not in listed:
-            reason = "its method is not in the manifest"
-        if reason:
-            excluded.append(Excluded(record=record, reason=reason))
-            continue
-        undigested += None in (record.spec_digest, record.protocol_digest, record.data_digest)
-        if record.key in kept:
-            reason = "superseded: a later line has the same phase, method, number and seed"
-            excluded.append(Excluded(record=kept[record.key], reason=reason))
-        kept[record.key] = record
-    if undigested:
-        notes.append(f"{plural(undigested, 'record')} without a digest: staleness not checked")
-    return list(kept.values()), excluded
-
-
-def _stale(
-    record: TrialRecord, manifest: Mapping[str, Any], method: Mapping[str, Any]
-) -> str | None:
-    for what, mine, current in (
-        ("method's source", record.spec_digest, method.get("digest")),
-        ("protocol", record.protocol_digest, manifest.get("protocol_digest")),
-        ("data", record.data_digest, dig(manifest, "data", "digest")),
-    ):
-        if mine is not None and current is not None and mine != current:
-            return f"stale: the {what} has changed since ({mine[:8]}, now {str(current)[:8]})"
-    return None
 
 
 def unranked_reason(method: Method, ranked: bool, most_tuned: int) -> str | None:
@@ -267,7 +213,7 @@ def _names(run: RunLike) -> list[str]:
 def _method(
     name: str, index: int, manifest: Mapping[str, Any], records: Iterable[TrialRecord]
 ) -> Method:
-    entry = next((m for m in manifest.get("methods") or () if str(m.get("name")) == name), {})
+    entry: Mapping[str, Any] = next((m for m in manifest.get("methods") or () if str(m.get("name")) == name), {})
     mine = sorted((r for r in records if r.optimizer == name), key=lambda r: (r.trial, r.seed))
     return Method(
         name=name,

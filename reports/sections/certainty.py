@@ -31,7 +31,7 @@ def render(view: View) -> Block | None:
                 text=f"The typical paired interval reaches ± {fixed(reach, 4)} nats: a smaller "
                 "difference is beyond these seeds. Pairing helps because all methods share the "
                 "weights and batches of a seed. Student's t takes the differences as roughly "
-                "normal, which a handful of seeds cannot prove."
+                "normal, which a handful of seeds cannot prove.",
             )
         )
     parts.append(_all_pairs(view))

@@ -88,7 +88,7 @@ def _table(view: View) -> Table:
         n = row["good_finals"]
         return Cell(
             text=fixed(row["report_loss_mean_nats"], 4),
-            sub=f"± {fixed(half, 4)}, n = {n}" + ("" if n == row["finals"] else " †"),
+            sub=f"± {fixed(half, 4)}, n={n}" + ("" if n == row["finals"] else " †"),
         )
 
     def difference(row: Mapping[str, Any]) -> Cell | None:
@@ -136,13 +136,11 @@ def _table(view: View) -> Table:
             f"peak, {peak_unit} ({unit_note(peak_exponent)})",
             lambda v: significant(v / 2**peak_exponent, 3),
         ),
-        Column("failures", "failures", lambda v: v or "none", align="left"),
+        Column("failures", "failures", lambda v: (v or "none").replace("; ", "\n"), align="left"),
         Column("best_hparams", "best hyper-parameters", align="left"),
     ]
     if dig(view.manifest, "data", "floor_loss_nats") is not None:
-        columns.insert(
-            3, Column("loss_minus_floor_nats", "median − floor", lambda v: fixed(v, 4))
-        )
+        columns.insert(3, Column("loss_minus_floor_nats", "median − floor", lambda v: fixed(v, 4)))
     if view.ranked:
         columns.insert(0, Column("place", "place", align="right"))
     return grid(

@@ -41,7 +41,8 @@ def _common(view: View) -> tuple[str, ...]:
         + (", ".join(f"{clean(k)}={short(v)}" for k, v in fallback.items()) or "unknown settings")
         + ", in the same step and equal for all.",
         f"Weight decay touches the roles {listed(map(clean, decayed)) or 'not recorded'}.",
-        "Schedule: " + (", ".join(f"{clean(k)} {short(v)}" for k, v in shape.items()) or "unknown")
+        "Schedule: "
+        + (", ".join(f"{clean(k)} {short(v)}" for k, v in shape.items()) or "unknown")
         + " (warm-up, floor and decay as shares).",
         f"Precision: {clean(precision)}. Threads a trial: {short(view.setting('threads'))}.",
     ]

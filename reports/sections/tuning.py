@@ -23,8 +23,13 @@ def render(view: View) -> Block | None:
     drawn = figures.loss_scale(view, "loss_scale", "Loss against the learning rate", words)
     if drawn:
         parts.append(
-            Figure(name="loss_scale", title="Loss against the learning rate (or what plays its "
-                   "part)", caption=words, svg=drawn, wide=True)  # fmt: skip
+            Figure(
+                name="loss_scale",
+                title="Loss against the learning rate (or what plays its part)",
+                caption=words,
+                svg=drawn,
+                wide=True,
+            )  # fmt: skip
         )
     parts.append(
         Prose(

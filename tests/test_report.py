@@ -1,0 +1,433 @@
+"""The page: its numbers, its rules of ranking, and that it is one honest, offline file."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import report_records as fake
+
+from levelfield.bench.spec import TrialRecord
+from levelfield.bench.store import Run
+from levelfield.reports import curves, facts, ledger, measure, page, tables, view
+from levelfield.reports.blocks import plain_rows, reasons
+from levelfield.reports.headline import headline, subline
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+HOSTILE = "<script>alert(1)</script>$x^2$ & \"q\" 'a' --> \x00\x1b {{ 7*7 }}"
+
+
+class Page(HTMLParser):
+    """Checks nesting, collects ids, resources and text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.tags: set[str] = set()
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.add(tag)
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        self.loads += [str(values[name]) for name in ("src", "xlink:href") if values.get(name)]
+        if tag in ("link", "use", "image") and values.get("href"):
+            self.loads.append(str(values["href"]))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.stack.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack, f"</{tag}> closes nothing"
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def read(html: str) -> Page:
+    parser = Page()
+    parser.feed(html)
+    parser.close()
+    assert parser.stack == []
+    return parser
+
+
+def pick(run: Run, names: Sequence[str], records: Sequence[TrialRecord]) -> Run:
+    """The run with these methods and records only."""
+    methods = [m for m in run.manifest["methods"] if m["name"] in names]
+    return replace(run, manifest={**run.manifest, "methods": methods}, records=tuple(records))
+
+
+def finals_only(losses: Mapping[str, Sequence[float | None]], path: Path, **changes: Any) -> Run:
+    """A run of made-up final losses."""
+    methods = [
+        {"name": name, "digest": f"{i:064x}", "origin": f"{name}.py", "spec": {}}
+        for i, name in enumerate(losses)
+    ]
+    records = [
+        record
+        for i, (name, values) in enumerate(losses.items())
+        for record in fake.losses(name, values, f"{i:064x}")
+    ]
+    return Run(path, fake.manifest(methods=methods, **changes), tuple(records), ())
+
+
+def row(frame: pd.DataFrame, name: str) -> dict[str, Any]:
+    return next(row for row in plain_rows(frame) if row["method"] == name)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return page.write(fake.run(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> view.View:
+    return view.build(fake.run(tmp_path_factory.mktemp("view")))
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+def test_leaderboard_by_hand(tmp_path: Path) -> None:
+    seen = view.build(
+        finals_only(
+            {"adamw": [2.0, 2.02, 2.04, 2.01, 2.03], "muon": [1.9, 1.92, 1.95, 1.91, 1.93]},
+            tmp_path,
+        )
+    )
+    frame = tables.leaderboard(seen)
+    muon, adamw = row(frame, "muon"), row(frame, "adamw")
+    assert (muon["place"], adamw["place"]) == (1, 2)
+    assert muon["report_loss_median_nats"] == pytest.approx(1.92)
+    assert muon["report_loss_mean_nats"] == pytest.approx(1.922)
+    half = 2.7764451 * math.sqrt(0.00037) / math.sqrt(5)
+    assert muon["interval_high_nats"] - 1.922 == pytest.approx(half)
+    assert muon["difference_to_reference_nats"] == pytest.approx(-0.098)
+    assert [m.name for m in seen.methods] == ["muon", "adamw"]
+    assert headline(seen).startswith("muon leads adamw by 0.098 (0.092 to 0.104) nats a token")
+
+
+def test_methods_that_cannot_be_told_apart_share_a_place(tmp_path: Path) -> None:
+    run = finals_only({"adamw": [2.0, 2.1, 2.2], "lion": [2.01, 2.09, 2.21]}, tmp_path)
+    seen = view.build(run)
+    assert [method.rank for method in seen.methods] == [1, 1]
+    assert headline(seen) == "lion and adamw cannot be told apart."
+    assert "lion cannot be told apart from adamw" in subline(seen)
+
+
+def test_a_failed_seed_counts_as_worse_than_any_number(tmp_path: Path) -> None:
+    run = finals_only({"adamw": [2.0, 2.1, 2.2], "sgd": [1.9, None, 2.3]}, tmp_path)
+    seen = view.build(run)
+    sgd = seen.method("sgd")
+    assert sgd is not None
+    assert sgd.median == 2.3
+    assert [method.name for method in seen.methods] == ["adamw", "sgd"]
+    assert row(tables.leaderboard(seen), "sgd")["failures"] == "1 diverged of 3 finals"
+
+
+def test_one_seed_has_no_interval_and_no_place(tmp_path: Path) -> None:
+    seen = view.build(finals_only({"adamw": [2.0, 2.1], "muon": [1.0, None]}, tmp_path))
+    muon = row(tables.leaderboard(seen), "muon")
+    assert muon["place"] is None
+    assert muon["interval_low_nats"] is None
+    assert "1 good of 2 final seeds" in reasons(muon)["place"]
+    assert headline(seen) == "Only adamw can be ranked, so there is nothing to compare."
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_never_best(tmp_path: Path, value: float) -> None:
+    seen = view.build(finals_only({"adamw": [2.0, 2.1], "muon": [value, value]}, tmp_path))
+    assert [method.name for method in seen.methods] == ["adamw", "muon"]
+    assert seen.methods[1].rank is None
+    assert row(tables.leaderboard(seen), "muon")["report_loss_median_nats"] is None
+    page.write(finals_only({"adamw": [2.0, 2.1], "muon": [value, value]}, tmp_path))
+
+
+def test_tuning_gain_and_edges(whole: view.View) -> None:
+    frame = facts.tuning(whole)
+    muon, lion = row(frame, "muon"), row(frame, "adalomo")
+    gain = muon["default_selection_loss_nats"] - muon["best_selection_loss_nats"]
+    assert muon["tuning_gain_nats"] == pytest.approx(gain)
+    assert muon["at_edge"] == ""
+    assert "highest value tried" in lion["at_edge"]
+
+
+def test_a_best_value_next_to_divergence_is_told_from_an_edge(tmp_path: Path) -> None:
+    trials = [
+        fake.record("adamw", phase="tune", trial=n, seed=7, selection_loss=loss, status=status,
+                    hparams={"lr": lr}, tuned=("lr",))
+        for n, (lr, loss, status) in enumerate(
+            [(0.1, 3.0, "ok"), (0.3, 2.0, "ok"), (1.0, 1.0, "diverged")]
+        )
+    ]  # fmt: skip
+    run = pick(fake.run(tmp_path, {}), [], trials)
+    adamw = view.build(replace(run, manifest={})).methods[0]
+    assert measure.edges(adamw) == {"lr": "the highest value that ran well; beyond it: diverged"}
+    assert adamw.best is trials[1]
+
+
+def test_time_comes_from_timing_records_and_is_paired(tmp_path: Path) -> None:
+    def timing(name: str, number: int, seconds: float, digest: str) -> TrialRecord:
+        return fake.record(
+            name, digest, phase="timing", trial=number, wall_s={"windows": [seconds] * 5}
+        )
+
+    run = finals_only({"adamw": [2.0, 2.1], "muon": [1.9, 2.0]}, tmp_path)
+    clocks = [timing("adamw", n, s, f"{0:064x}") for n, s in enumerate([1.0, 2.0, 4.0])]
+    clocks += [timing("muon", n, s, f"{1:064x}") for n, s in enumerate([1.5, 3.0, 6.0])]
+    seen = view.build(replace(run, records=run.records + tuple(clocks)))
+    muon = row(facts.time(seen), "muon")
+    assert (muon["step_s"], muon["step_time_ratio"]) == (3.0, 1.5)
+    bare = row(facts.time(view.build(run)), "muon")
+    assert bare["step_s"] is None
+    assert reasons(bare)["step_s"] == "no timing records"
+
+
+def test_pareto_needs_separate_intervals(tmp_path: Path) -> None:
+    run = finals_only({"adamw": [2.0, 2.1], "muon": [1.0, 1.1], "lion": [2.0, 2.2]}, tmp_path)
+    sizes = {"adamw": 100, "muon": 100, "lion": 50}
+    seen = view.build(
+        replace(
+            run,
+            records=tuple(
+                replace(r, peak_bytes={"total": sizes[r.optimizer]}) for r in run.records
+            ),
+        )
+    )
+    # Two seeds make wide intervals: adamw's reaches below muon's, so nothing dominates anything.
+    assert measure.dominated_by(seen) == {"adamw": [], "muon": [], "lion": []}
+    tight = {"adamw": [2.0, 2.001, 2.002], "muon": [1.0, 1.001, 1.002], "lion": [2.0, 2.0, 2.1]}
+    run = finals_only(tight, tmp_path)
+    records = tuple(replace(r, peak_bytes={"total": sizes[r.optimizer]}) for r in run.records)
+    assert measure.dominated_by(view.build(replace(run, records=records))) == {
+        "muon": [],
+        "adamw": ["muon"],
+        "lion": [],
+    }
+
+
+def test_a_mechanism_that_hardly_fired_is_not_ranked(whole: view.View) -> None:
+    galore = whole.method("galore")
+    assert galore is not None
+    assert galore.rank is None
+    assert str(galore.unranked).startswith("not exercised: 2 of at least 5")
+
+
+def test_unequal_tuning_is_not_ranked(tmp_path: Path) -> None:
+    run = fake.run(tmp_path, {name: fake.FAKES[name] for name in ("adamw", "muon")})
+    short = [r for r in run.records if (r.phase, r.optimizer, r.trial) != ("tune", "muon", 7)]
+    muon = view.build(replace(run, records=tuple(short))).method("muon")
+    assert muon is not None
+    assert muon.unranked == "tuned with 7 trials where another method had 8"
+
+
+def test_checks_of_fairness_see_what_differs(tmp_path: Path) -> None:
+    run = fake.run(tmp_path, {name: fake.FAKES[name] for name in ("adamw", "muon")})
+    assert set(ledger.checks(view.build(run))["result"]) == {"yes"}
+    odd = [
+        replace(r, weights_sha256="0" * 64) if (r.phase, r.optimizer) == ("final", "muon") else r
+        for r in run.records
+    ]
+    seen = view.build(replace(run, records=tuple(odd)))
+    assert list(ledger.checks(seen)["result"][:2]) == ["NO", "yes"]
+    assert any("same initial weights" in alert for alert in page.alerts(seen))
+
+
+def test_floor_of_the_data(tmp_path: Path) -> None:
+    run = finals_only({"adamw": [2.0, 2.1, 2.2]}, tmp_path)
+    manifest = {**run.manifest, "data": {"digest": "d" * 64, "floor_loss_nats": 1.5}}
+    frame = tables.leaderboard(view.build(replace(run, manifest=manifest)))
+    assert row(frame, "adamw")["loss_minus_floor_nats"] == pytest.approx(0.6)
+
+
+def test_every_hyperparameter_is_listed(whole: view.View) -> None:
+    frame = facts.hyperparameters(whole)
+    adamw = frame[frame["method"] == "adamw"].set_index("name")["kind"].to_dict()
+    assert adamw == {
+        "lr": "tuned",
+        "embed_multiplier": "tuned",
+        "weight_decay": "fixed",
+        "eps": "fixed",
+    }
+
+
+# --- who takes part ---------------------------------------------------------------------------
+
+
+def test_every_excluded_record_is_listed_with_its_reason(tmp_path: Path) -> None:
+    run = fake.run(tmp_path, {name: fake.FAKES[name] for name in ("adamw", "muon")})
+    first = run.records[0]
+    extra = (
+        fake.stale(first),
+        replace(first, protocol_digest="x" * 64),
+        replace(first, data_digest="y" * 64),
+        first,
+        fake.record("ghost"),
+    )
+    changed = replace(run, records=run.records + extra)
+    seen = view.build(changed)
+    listed = ledger.excluded(seen)
+    assert len(listed) == len(extra)
+    for words in ("method's source", "the protocol has", "the data has", "superseded", "not in"):
+        assert listed["reason"].str.contains(words).sum() == 1
+    assert [m.rank for m in seen.methods] == [m.rank for m in view.build(run).methods]
+    text = read(page.write(changed).read_text()).text
+    assert all(item.reason in text for item in seen.excluded)
+
+
+def test_every_failure_is_listed_with_its_reason(written: Path, whole: view.View) -> None:
+    text = read(written.read_text()).text
+    failures = ledger.failures(whole)
+    assert len(failures) > 5
+    assert all(reason in text for reason in failures["reason"])
+
+
+def test_a_protocol_that_ranks_nothing(tmp_path: Path) -> None:
+    protocol = {**fake.manifest()["protocol"], "ranked": False, "name": "smoke"}
+    run = fake.run(tmp_path, {n: fake.FAKES[n] for n in ("adamw", "muon")}, protocol=protocol)
+    seen = view.build(run)
+    assert all(method.rank is None for method in seen.methods)
+    assert seen.pairs == ()
+    html = page.write(run).read_text()
+    text = read(html).text
+    assert "about a hundred steps measure the start of training, where stateless methods" in text
+    assert not re.search(r"<th[^>]*>place</th>", html)
+    assert "leads" not in headline(seen)
+
+
+# --- runs that are empty, broken or old -------------------------------------------------------
+
+
+@pytest.mark.parametrize("manifest", [{}, fake.manifest(), {"methods": []}, {"protocol": None}])
+def test_a_run_without_records(tmp_path: Path, manifest: dict[str, Any]) -> None:
+    text = read(page.write(Run(tmp_path, manifest, (), ("torn",))).read_text()).text
+    assert "No trial has been recorded yet." in text
+    assert "torn" in text
+
+
+@pytest.mark.parametrize("key", sorted(fake.manifest()))
+def test_an_older_manifest_without_a_key(tmp_path: Path, key: str) -> None:
+    run = fake.run(tmp_path, {n: fake.FAKES[n] for n in ("adamw", "galore")})
+    manifest = {k: v for k, v in run.manifest.items() if k != key}
+    view_of = view.build(replace(run, manifest=manifest))
+    html = page.render(view_of, page.render_all(view_of, page.sections()))
+    assert "adamw" in read(html).text
+
+
+@pytest.mark.parametrize("status", ["error", "oom", "diverged", "timeout", "unsupported"])
+def test_a_study_where_all_failed(tmp_path: Path, status: str) -> None:
+    run = fake.run(tmp_path, {"prodigy": replace(fake.FAKES["prodigy"], broken=status)})
+    html = page.write(run).read_text()
+    assert f"no good tuning trial ({status})" in read(html).text
+    assert "nan" not in re.sub(r"<style.*?</style>", "", html, flags=re.S).lower().split()
+
+
+# --- the file ---------------------------------------------------------------------------------
+
+
+def test_the_page_is_one_offline_file(written: Path) -> None:
+    html = written.read_text()
+    parsed = read(html)
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert all(load.startswith("#") for load in parsed.loads)
+    assert not parsed.tags & {"script", "link", "img", "iframe", "object", "embed"}
+    assert "@import" not in html
+    assert not re.search(r"url\((?!#)", html)
+    used = set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', html))
+    assert used <= set(parsed.ids)
+
+
+def test_hostile_names_are_escaped_everywhere(tmp_path: Path) -> None:
+    evil = {"adamw": fake.FAKES["adamw"], HOSTILE: fake.FAKES["muon"],
+            "prodigy": replace(fake.FAKES["prodigy"])}  # fmt: skip
+    protocol = {**fake.manifest()["protocol"], "name": HOSTILE, "note": HOSTILE}
+    run = fake.run(tmp_path, evil, protocol=protocol, warnings=[HOSTILE], command=[HOSTILE])
+    records = tuple(replace(r, reason=r.reason and HOSTILE) for r in run.records)
+    methods = [{**m, "spec": {**m["spec"], "paper": "javascript:alert(1)", "family": HOSTILE}}
+               for m in run.manifest["methods"]]  # fmt: skip
+    run = replace(run, records=records, manifest={**run.manifest, "methods": methods})
+    html = page.write(run).read_text()
+    parsed = read(html)
+    assert "script" not in parsed.tags
+    assert "javascript:" not in html
+    assert "\x00" not in html
+    assert "<script>alert(1)</script>$x^2$" in parsed.text
+    for svg in (tmp_path / "figures").glob("*.svg"):
+        ET.parse(svg)
+
+
+def test_csvs_equal_the_tables(written: Path, whole: view.View) -> None:
+    rendered = page.render_all(whole, page.sections())
+    shown = {t.name: t for item in rendered for t in item.block.tables}
+    files = {path.stem: path for path in (written.parent / "tables").glob("*.csv")}
+    assert set(files) == set(shown)
+    for name, path in files.items():
+        stored = pd.read_csv(path, dtype=str, keep_default_na=False)
+        assert list(stored.columns) == list(shown[name].frame.columns)
+        assert len(stored) == len(shown[name].rows)
+        for mine, theirs in zip(plain_rows(stored), plain_rows(shown[name].frame), strict=True):
+            for key, value in theirs.items():
+                if isinstance(value, float):
+                    assert float(mine[key]) == value
+                else:
+                    assert mine[key] == ("" if value is None else str(value))
+
+
+def test_an_empty_cell_has_a_reason(whole: view.View) -> None:
+    for item in page.render_all(whole, page.sections()):
+        for table in item.block.tables:
+            for record in plain_rows(table.frame):
+                empty = {k for k, v in record.items() if v is None} - {"missing"}
+                assert empty == set(reasons(record)), (table.name, record)
+
+
+def test_two_pages_are_the_same_bytes(written: Path, tmp_path: Path) -> None:
+    again = page.write(fake.run(tmp_path))
+    files = [path for path in sorted(again.parent.rglob("*")) if path.is_file()]
+    assert len(files) > 15
+    for path in files:
+        other = written.parent / path.relative_to(again.parent)
+        assert path.read_bytes() == other.read_bytes(), path.name
+
+
+def test_every_figure_says_what_is_seen(written: Path) -> None:
+    for path in (written.parent / "figures").glob("*.svg"):
+        root = ET.parse(path).getroot()
+        names = [child.tag.rsplit("}", 1)[-1] for child in root]
+        assert {"title", "desc"} <= set(names)
+        assert path.read_text().count("http") == 2  # the two namespaces
+
+
+def test_sections_are_found_in_order() -> None:
+    orders = [section.order for section in page.sections()]
+    assert len(orders) >= 9
+    assert orders == sorted(orders)
+
+
+def test_labels_are_moved_apart_and_keep_their_order() -> None:
+    placed = curves.spread_labels([0.5, 0.5, 0.52, 0.9], 0.1, 0.0, 1.0)
+    assert placed[3] == 0.9
+    gaps = [b - a for a, b in zip(sorted(placed), sorted(placed)[1:], strict=False)]
+    assert min(gaps) >= 0.1 - 1e-12
+    assert placed[0] < placed[1] < placed[2]
