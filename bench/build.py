@@ -11,7 +11,13 @@ from torch import nn
 
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Protocol
-from levelfield.bench.stepper import BuildContext, GradientStepper, Parameter, Stepper
+from levelfield.bench.stepper import (
+    BuildContext,
+    GradientStepper,
+    Parameter,
+    Stepper,
+    merge_groups,
+)
 
 
 def split_roles(

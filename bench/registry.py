@@ -126,23 +126,25 @@ class Registry(Generic[T]):
         entries = self.entries()
         if reference not in entries:
             raise BenchError(f"unknown {self.kind} {reference!r}", did_you_mean(reference, entries))
-        entry = entries[reference]
+        return self._from_entry(entries[reference])
+
+    def _from_entry(self, entry: Entry) -> Loaded[T]:
         module_name, _, attribute = entry.target.partition(":")
         module = self._import(lambda: importlib.import_module(module_name), entry.origin)
         return self._take(module, attribute or self.attribute, entry)
 
     def load_all(self) -> list[Loaded[T]]:
         """Everything that loads, by name. A broken plug-in is left out: see `broken`."""
-        return [item for item in map(self._try, self.entries()) if isinstance(item, Loaded)]
+        return [item for item in map(self._try, self.entries().values()) if isinstance(item, Loaded)]
 
     def broken(self) -> dict[str, str]:
         """Names that do not load, each with its reason."""
-        tried = {name: self._try(name) for name in self.entries()}
+        tried = {name: self._try(entry) for name, entry in self.entries().items()}
         return {name: str(item) for name, item in tried.items() if isinstance(item, BenchError)}
 
-    def _try(self, name: str) -> Loaded[T] | BenchError:
+    def _try(self, entry: Entry) -> Loaded[T] | BenchError:
         try:
-            return self.load(name)
+            return self._from_entry(entry)
         except BenchError as error:
             return error
 

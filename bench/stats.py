@@ -42,15 +42,19 @@ def best(
 ) -> TrialRecord | None:
     """The `ok` record with the lowest finite `key`; the earliest of equals; None if there is none.
 
-    A diverged trial may carry a finite loss: it is still never the best.
+    An `undertrained` record wins only where no `ok` one is. A diverged one may carry a finite
+    loss: it is still never the best.
     """
-    winner: TrialRecord | None = None
-    for record in records:
-        if record.status != "ok":
-            continue
-        if is_better(key(record), None if winner is None else key(winner)):
-            winner = record
-    return winner
+    known = tuple(records)
+    for status in ("ok", "undertrained"):
+        winner: TrialRecord | None = None
+        for record in known:
+            best_so_far = None if winner is None else key(winner)
+            if record.status == status and is_better(key(record), best_so_far):
+                winner = record
+        if winner is not None:
+            return winner
+    return None
 
 
 def median(values: Iterable[float]) -> float | None:

@@ -33,7 +33,7 @@ from levelfield.bench.spec import (
 )
 from levelfield.bench.stepper import StepBatch
 from levelfield.bench.study import method_digest
-from levelfield.bench.train_request import Progress, TrialRequest, failed_record, identity
+from levelfield.bench.train_request import Progress, TrialRequest, identity
 
 UNTIMED_STEPS = 5
 """First steps of a trial: warm-up of caches and allocators, and accounting."""
@@ -62,9 +62,10 @@ def run_trial(request: TrialRequest, report: Callable[[Progress], None]) -> Tria
     except Exception as error:
         status, reason = _failure(error)
     try:
-        return trial.record(status, reason)
-    except Exception as error:  # counters or a series of the method's own that make no sense
-        return failed_record(request, *_failure(error))
+        trial.collect()
+    except Exception as error:
+        status, reason = _failure(error)
+    return trial.record(status, reason)
 
 
 def _failure(error: Exception) -> tuple[Status, str]:
@@ -72,7 +73,7 @@ def _failure(error: Exception) -> tuple[Status, str]:
     if isinstance(error, BenchError):
         return "error", str(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in line:
-        return "oom", line
+        return "oom", f"{type(error).__name__}: {line}"
     where = traceback.extract_tb(error.__traceback__)[-1]
     file = where.filename.rsplit("/", maxsplit=1)[-1]
     return "error", f"{type(error).__name__}: {line} ({file}:{where.lineno})"
@@ -96,6 +97,7 @@ class Trial:
         self.facts: dict[str, Any] = {}
         self.peaks: dict[str, int | None] = {}
         self.missing: dict[str, str] = {}
+        self.held_bytes: int | None = None
         self.refreshes: int | None = None
         self.series: dict[str, Any] = {}
 
@@ -129,6 +131,7 @@ class Trial:
         request, protocol = self.request, self.protocol
         torch.set_num_threads(protocol.threads)
         # A method draws from its own generator; what it draws elsewhere repeats all the same.
+        torch.manual_seed(derive_seed("torch", request.seed))
         random.seed(derive_seed("python", request.seed))
         np.random.seed(derive_seed("numpy", request.seed) % 2**32)
         self.corpus = sources.load(protocol.data)
@@ -316,7 +319,6 @@ class Trial:
         """The record of whatever happened."""
         steps, tokens = self.step, self.step * self.protocol.tokens_per_step
         missing = dict(self.missing)
-        held = self._held_state(missing)
         losses = _floats(getattr(self, "losses", None), steps)
         norms = [norm for norm in _floats(getattr(self, "norms", None), steps) if norm is not None]
         meter = getattr(self, "meter", None)
@@ -328,8 +330,12 @@ class Trial:
         finished = status in ("ok", "undertrained", "diverged")
         if self.selection_loss is None:
             missing["selection_loss"] = reason or "the timing phase evaluates nothing"
+        if self.held_bytes is None:
+            missing["state_bytes"] = "no step was taken" if steps == 0 else reason or "not counted"
         if self.request.phase != "final":
             missing["report_loss"] = "only final trials read the report slice"
+        elif self.report_loss is None:
+            missing["report_loss"] = reason or "not evaluated"
         order = getattr(self, "order", None)
         return TrialRecord(
             **identity(self.request),
@@ -344,7 +350,7 @@ class Trial:
             wall_s=self.wall_s,
             tokens_per_s=timed / step_s if step_s > 0 and timed else None,
             parameters=self.facts.get("parameters"),
-            state_bytes=held,
+            state_bytes=self.held_bytes,
             claimed_state_bytes=self.facts.get("claimed_state_bytes"),
             peak_bytes=self.peaks,
             curve=[point for point in self.curve if math.isfinite(point[2])],
@@ -359,18 +365,27 @@ class Trial:
             missing=missing,
         )
 
-    def _held_state(self, missing: dict[str, str]) -> int | None:
-        """State bytes now, and what the method counted itself."""
+    def collect(self) -> None:
+        """Take state bytes, and what the method counted itself.
+
+        Raises:
+            BenchError: what it counted makes no sense.
+        """
         stepper = getattr(self, "stepper", None)
         if stepper is None or self.step == 0:
-            missing["state_bytes"] = "no step was taken"
-            return None
+            return
+        self.held_bytes = state_bytes(stepper.optimizers)
         counts = [opt.refreshes for opt in stepper.optimizers if hasattr(opt, "refreshes")]
-        self.refreshes = sum(map(int, counts)) if counts else None
-        for optimizer in stepper.optimizers:
-            for name, points in (getattr(optimizer, "series", None) or {}).items():
-                self.series[name] = [[float(x), float(y)] for x, y in points]
-        return state_bytes(stepper.optimizers)
+        try:
+            self.refreshes = sum(map(int, counts)) if counts else None
+            for optimizer in stepper.optimizers:
+                for name, points in (getattr(optimizer, "series", None) or {}).items():
+                    self.series[str(name)] = [[float(x), float(y)] for x, y in points]
+        except (TypeError, ValueError, AttributeError) as error:
+            raise BenchError(
+                f"what {self.spec.name} counts makes no sense: {error}",
+                "accepted: a number as `refreshes`, name -> [[step, value], ...] as `series`",
+            ) from None
 
     def _lr_trace(self) -> list[list[float]]:
         peak = max(range(self.step), key=self.lr_scale)

@@ -85,6 +85,7 @@ class Bullets:
     """A list of plain sentences."""
 
     items: tuple[str, ...]
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,20 @@ class Block:
     @property
     def figures(self) -> tuple[Figure, ...]:
         return tuple(part for part in self.parts if isinstance(part, Figure))
+
+
+def drawing(
+    draw: Callable[[Any, str, str, str], str | None],
+    view: Any,
+    name: str,
+    title: str,
+    caption: str,
+    *,
+    wide: bool = False,
+) -> tuple[Figure, ...]:
+    """The figure that `draw(view, name, title, caption)` draws, or none of it."""
+    svg = draw(view, name, title, caption)
+    return (Figure(name=name, title=title, caption=caption, svg=svg, wide=wide),) if svg else ()
 
 
 def reasons(row: Mapping[str, Any]) -> dict[str, str]:

@@ -1,3 +1,25 @@
+"""Drawing comparisons: differences, Pareto set, memory by kind, schedules.
+
+Same shape as `figures.py`: a `View` in, SVG text out, None if there is nothing to draw.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from levelfield.bench import stats
+from levelfield.reports import measure
+from levelfield.reports.curves import interval_rows, traces
+from levelfield.reports.svg import INK, KINDS, PAPER, SOFT, canvas, export, look, style
+from levelfield.reports.text import binary_unit, clean, listed, significant
+from levelfield.reports.view import Method, View
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 560, 360
+
+
 def differences(view: View, name: str, title: str, description: str) -> str | None:
     """Paired difference to the reference with its t interval, one row a method."""
 
@@ -95,16 +117,18 @@ def pareto(view: View, name: str, title: str, description: str) -> str | None:
 
 def memory(view: View, name: str, title: str, description: str) -> str | None:
     """Bytes at the peak, stacked by kind, smallest total first."""
-    rows = []
+    rows: list[tuple[Method, list[float]]] = []
     for method in view.methods:
-        parts = [measure.known(measure.memory(method, kind)) for kind in measure.KINDS]
-        if any(part is not None for part in parts):
-            rows.append((method, [part or 0.0 for part in parts]))
+        known = [measure.known(measure.memory(method, kind)) for kind in measure.KINDS]
+        if any(part is not None for part in known):
+            rows.append((method, [part or 0.0 for part in known]))
     if not rows:
         return None
     rows.sort(key=lambda row: sum(row[1]))
     unit, exponent = binary_unit([sum(parts) for _, parts in rows])
     with style():
+        from matplotlib.patches import Patch
+
         figure = canvas(WIDTH, 84 + 24 * len(rows))
         axes = figure.add_subplot()
         for number, (_, parts) in enumerate(rows):
@@ -123,7 +147,7 @@ def memory(view: View, name: str, title: str, description: str) -> str | None:
         axes.margins(x=0.1)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"{unit} at the step's peak")
-        handles = axes.containers[: len(measure.KINDS)]
+        handles = [Patch(facecolor=color) for color, _ in KINDS]
         figure.legend(handles, measure.KINDS, loc="outside upper left", ncols=len(measure.KINDS),
                       frameon=False, fontsize=10, handlelength=0.9, columnspacing=1.2,
                       handletextpad=0.4)  # fmt: skip

@@ -104,6 +104,22 @@ def panels(view: View) -> list[Panel]:
     return found
 
 
+def alone(panel: Panel) -> list[tuple[float, float]]:
+    """(value, loss) of the trials that share trial 0's other tuned values, by value."""
+
+    def others(record: TrialRecord) -> list[object]:
+        return [record.hparams.get(n) for n in record.tuned if n != panel.method.scale]
+
+    first = next((record for _, _, record in panel.points if record.trial == 0), None)
+    if first is None:
+        return []
+    return sorted(
+        (value, loss)
+        for value, loss, record in panel.points
+        if loss is not None and others(record) == others(first)
+    )
+
+
 def panel_window(shown: Iterable[Panel]) -> tuple[float, float] | None:
     """Common loss range of the panels: one hopeless trial must not flatten the others."""
     best, losses = [], []

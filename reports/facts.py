@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.bench import stats
 from levelfield.reports import measure
-from levelfield.reports.measure import Missing
 from levelfield.reports.frames import finite_or, frame, per_parameter
+from levelfield.reports.measure import Missing
 from levelfield.reports.text import clean, short
-from levelfield.reports.view import Method, View, statuses
+from levelfield.reports.view import MEASURED, Method, View, statuses
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,7 +42,7 @@ def _tuned(method: Method) -> dict[str, Any]:
     best = method.best
     first = next((record for record in method.tune if record.trial == 0), None)
     none = Missing("no good tuning trial")
-    default = None if first is None or first.status != "ok" else first.selection_loss
+    default = first.selection_loss if first and first.status in MEASURED else None
     return {
         "method": clean(method.name),
         "trials": len(method.tune),
@@ -56,7 +56,9 @@ def _tuned(method: Method) -> dict[str, Any]:
         "scale": clean(method.scale),
         "default_scale_value": _number(first.hparams if first else {}, method.scale),
         "best_scale_value": none if best is None else _number(best.hparams, method.scale),
-        "at_edge": "; ".join(f"{k}: {v}" for k, v in measure.edges(method).items()),
+        "at_edge": none
+        if best is None
+        else "; ".join(f"{k}: {v}" for k, v in measure.edges(method).items()),
     }
 
 

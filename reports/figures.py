@@ -1,4 +1,7 @@
-"""Drawing: a `View` in, SVG text out. What is drawn is computed in `curves.py`."""
+"""Drawing how losses fall and how they were tuned; the data are computed in `curves.py`.
+
+Every function: a `View` in, SVG text out, None if there is nothing to draw.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,20 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from levelfield.bench import stats
-from levelfield.reports import measure
 from levelfield.reports.curves import (
     Band,
     Panel,
-    interval_rows,
+    alone,
     over_seconds,
     over_tokens,
     panel_window,
     panels,
     spread_labels,
-    traces,
     window,
 )
-from levelfield.reports.svg import INK, KINDS, PAPER, SOFT, canvas, export, look, style
-from levelfield.reports.text import big, binary_unit, clean, listed, short, significant
-from levelfield.reports.view import Method, View
+from levelfield.reports.svg import PAPER, SOFT, canvas, export, look, style
+from levelfield.reports.text import big, clean, short, significant
+from levelfield.reports.view import View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def loss_scale(view: View, name: str, title: str, description: str) -> str | Non
     columns = min(4, len(shown))
     rows = -(-len(shown) // columns)
     with style():
-        figure = canvas(20 + 265 * columns, 30 + 165 * rows)
+        figure = canvas(20 + 305 * columns, 30 + 170 * rows)
         grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
         decades = max(_decades(panel) for panel in shown)
         for number, axes in enumerate(grid.flat):
@@ -143,8 +143,8 @@ def _panel(
         axes.xaxis.set_major_formatter(lambda value, _: significant(value, 2))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(low, high)
-    ends = [(value, loss) for value, loss, _ in sorted(panel.points, key=lambda p: p[0])
-            if loss is not None]  # fmt: skip
+    # Only trials that differ from the paper's defaults in nothing but the scale lie on one curve.
+    ends = alone(panel)
     axes.plot([v for v, _ in ends], [y for _, y in ends], color=drawn.color, lw=0.9, alpha=0.35)
     top = high - 0.05 * (high - low)
     for value, loss, record in panel.points:
@@ -161,5 +161,3 @@ def _panel(
     found = f"{scale} {short(float(best.hparams[panel.method.scale]))}" if best else "none good"
     axes.set_title(clean(panel.method.name), loc="left", color=drawn.color, fontweight="bold")
     axes.set_title(found, loc="right", color=SOFT, fontsize=10)
-
-

@@ -39,5 +39,3 @@ def per_parameter(amount: Measured, parameters: Measured) -> Measured:
     if isinstance(amount, Missing):
         return amount
     return parameters if isinstance(parameters, Missing) else amount / parameters
-
-

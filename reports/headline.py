@@ -8,7 +8,7 @@ from levelfield.reports.view import Method, View
 
 START = (
     "about a hundred steps measure the start of training, where stateless methods lead; "
-    "this page shows that everything works, not which method is better"
+    "they show that everything works, not which method is better"
 )
 
 
@@ -17,8 +17,10 @@ def headline(view: View) -> str:
     if not any((m.tune, m.final, m.timing) != ((), (), ()) for m in view.methods):
         return "No trial has been recorded yet."
     if not view.ranked:
-        return f"{plural(len(view.methods), 'method')} ran. No ranks: {START}."
+        return f"{plural(len(view.methods), 'method')} ran; this page ranks none of them."
     placed = view.contenders
+    if not any(method.final or method.timing for method in view.methods):
+        return _under_way(view)
     if not placed:
         return "No method can be ranked: " + _why_none(view) + "."
     if len(placed) == 1:
@@ -35,9 +37,13 @@ def headline(view: View) -> str:
 def subline(view: View) -> str:
     """The same from the reference's side; empty where there is nothing to say."""
     reference = view.method(view.reference)
-    if not view.ranked or reference is None or reference.rank is None:
+    if not view.ranked:
+        return f"{START[0].upper()}{START[1:]}."
+    if reference is None or reference.rank is None:
         return ""
-    won, lost, open_ = [], [], []
+    won: list[Method] = []
+    lost: list[Method] = []
+    open_: list[Method] = []
     for method in view.contenders:
         pair = view.pair(method.name, reference.name)
         if method.name == reference.name or pair is None:
@@ -98,6 +104,16 @@ def _behind(rest: list[Method]) -> str:
     first = [method for method in rest if method.rank == rest[0].rank]
     verb = "takes" if len(first) == 1 else "share"
     return f"; {_names(first, 4)} {verb} place {rest[0].rank}"
+
+
+def _under_way(view: View) -> str:
+    """Before the first final: how far the tuning is, or that it ended without a good trial."""
+    done = sum(len(method.tune) for method in view.methods)
+    each = view.setting("budget", "trials")
+    planned = each * len(view.methods) if isinstance(each, int) else done
+    if done >= planned and all(method.best is None for method in view.methods):
+        return "No method can be ranked: " + _why_none(view) + "."
+    return f"Nothing is ranked yet: {done} of {planned} tuning trials are done."
 
 
 def _why_none(view: View) -> str:

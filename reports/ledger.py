@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench.spec import ROLES, TrialRecord
-from levelfield.reports.measure import Missing
+from levelfield.reports.eligible import dig
 from levelfield.reports.frames import frame
+from levelfield.reports.measure import Missing
 from levelfield.reports.text import clean, plural, short
-from levelfield.reports.view import Method, View, dig, statuses
+from levelfield.reports.view import Method, View, statuses
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -164,7 +165,7 @@ def checks(view: View) -> DataFrame:
         _same_per_seed("same batches, same order, for a seed", trained, lambda r: r.batches_sha256),
         _same("same tokens in every final", {r.tokens for r in trained}),
         _same("same steps in every final", {r.steps for r in trained}),
-        _same("same number of tuning trials", {len(m.tune) for m in view.methods if m.tune}),
+        _same_trials(view),
         _same("same final seeds", {tuple(sorted({r.seed for r in m.final})) for m in some}),
         _same("same parameter count", {r.parameters for r in trained}),
         _same("same device", {r.device for r in final}),
@@ -183,6 +184,15 @@ def _same(check: str, values: set[Any]) -> dict[str, Any]:
         return _verdict(check, None, "no finals to compare")
     shown = sorted({short(value) for value in values})
     return _verdict(check, len(values) == 1, ", ".join(shown[:6]) or "none")
+
+
+def _same_trials(view: View) -> dict[str, Any]:
+    name = "same number of tuning trials"
+    planned = view.setting("budget", "trials")
+    short = [m for m in view.methods if isinstance(planned, int) and len(m.tune) < planned]
+    if short and not any(method.final for method in view.methods):
+        return _verdict(name, None, f"tuning is under way: {plural(len(short), 'method')} to go")
+    return _same(name, {len(method.tune) for method in view.methods if method.tune})
 
 
 def _same_per_seed(
@@ -251,7 +261,7 @@ PROVENANCE = (
 def provenance(view: View) -> DataFrame:
     """What the run was made with."""
     absent = Missing("not in the manifest")
-    rows = []
+    rows: list[dict[str, Any]] = []
     for key in PROVENANCE:
         value = view.manifest.get(key)
         rows += facts({key: value}) if value is not None else [{"key": key, "value": absent}]

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from levelfield.bench import stats
 from levelfield.bench.metrics import step_s as record_step_s
 from levelfield.bench.spec import TrialRecord
+from levelfield.reports.eligible import dig
 from levelfield.reports.text import clean, plural
-from levelfield.reports.view import Method, View, dig, statuses
+from levelfield.reports.view import MEASURED, Method, View, statuses
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def tuning_gain(method: Method) -> Measured:
     first = next((record for record in method.tune if record.trial == 0), None)
     if first is None:
         return Missing("no trial 0 at the paper's defaults")
-    if first.status != "ok" or first.selection_loss is None:
+    if first.status not in MEASURED or first.selection_loss is None:
         return Missing(f"the paper's defaults: {first.status}")
     best = method.best
     if best is None or best.selection_loss is None or not stats.finite(first.selection_loss):
@@ -157,7 +158,7 @@ def edges(method: Method) -> dict[str, str]:
 
 def _scale_edge(method: Method, name: str, value: float) -> str | None:
     tried = [(float(r.hparams[name]), r.status) for r in method.tune if name in r.hparams]
-    good = [tried_value for tried_value, status in tried if status == "ok"]
+    good = [tried_value for tried_value, status in tried if status in MEASURED]
     if len(set(good)) < 2:
         return "the only value that ran well"
     for side, beyond in (
@@ -185,7 +186,7 @@ def target_loss(view: View) -> Measured:
 
 
 def tokens_to_reference(method: Method, view: View) -> Measured:
-    """Median over the finals of tokens to the reference's loss; a seed never there counts as inf."""
+    """Median over the finals of tokens to the reference's loss; a seed never there is inf."""
     target = target_loss(view)
     if isinstance(target, Missing):
         return target

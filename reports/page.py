@@ -13,6 +13,7 @@ from levelfield.bench.spec import Section
 from levelfield.bench.store import write_atomic
 from levelfield.reports import view as views
 from levelfield.reports.blocks import Block, Bullets, Code, Figure, Prose, Table
+from levelfield.reports.eligible import dig
 from levelfield.reports.headline import headline, subline
 from levelfield.reports.measure import horizon_tokens, known, parameters
 from levelfield.reports.svg import palette_css, standalone
@@ -116,7 +117,7 @@ def facts(view: views.View) -> list[tuple[str, str]]:
         ("tokens a trial", big(tokens) if tokens else None),
         ("steps", view.setting("budget", "steps")),
         ("precision", view.setting("precision")),
-        ("device", views.dig(view.manifest, "environment", "device")),
+        ("device", dig(view.manifest, "environment", "device")),
     ]
     return [(name, clean(value)) for name, value in found if value is not None]
 

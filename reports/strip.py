@@ -10,7 +10,7 @@ from levelfield.reports.svg import look
 from levelfield.reports.text import fixed, plural
 from levelfield.reports.view import Method, View
 
-WIDTH, HEIGHT, PAD, FAILED = 190, 26, 6, 14
+WIDTH, HEIGHT, PAD, FAILED = 176, 26, 6, 14
 """Pixels; on the right a lane for seeds without a number."""
 
 

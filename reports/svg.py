@@ -131,7 +131,9 @@ def export(figure: Figure, name: str, title: str, description: str) -> str:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+    FigureCanvasSVG(figure).print_svg(  # type: ignore[no-untyped-call]
+        buffer, metadata={"Date": None}
+    )
     text = buffer.getvalue()
     body = text[text.index("<g id=") : text.rindex("</svg>")] if "<g id=" in text else ""
     defs = "".join(re.findall(r"<defs>\s*<style.*?</defs>", text, flags=re.S))

@@ -6,17 +6,16 @@ column, `missing`. `facts.py` holds the frames of what stands around the ranking
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench import stats
 from levelfield.bench.metrics import perplexity
 from levelfield.reports import measure
+from levelfield.reports.eligible import dig
 from levelfield.reports.frames import finite_or, frame, per_parameter
 from levelfield.reports.measure import Missing
 from levelfield.reports.text import clean, short
-from levelfield.reports.view import Method, View, dig, statuses
+from levelfield.reports.view import Method, View, statuses
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -1,20 +1,20 @@
 """A run, read once: what is ranked, what is not and why. All that a section shows is read off it.
 
-The rules that decide a ranking live here, in `select.py` and in `bench.stats`, and nowhere else.
+The rules that decide a ranking live here, in `eligible.py` and in `bench.stats`, and nowhere else.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from levelfield.bench import stats
 from levelfield.bench.spec import TrialRecord
-from levelfield.reports.select import Excluded, dig, select
+from levelfield.reports.eligible import Excluded, dig, select
 from levelfield.reports.text import clean, plural
 
 MEASURED = frozenset({"ok", "undertrained"})
@@ -213,7 +213,9 @@ def _names(run: RunLike) -> list[str]:
 def _method(
     name: str, index: int, manifest: Mapping[str, Any], records: Iterable[TrialRecord]
 ) -> Method:
-    entry: Mapping[str, Any] = next((m for m in manifest.get("methods") or () if str(m.get("name")) == name), {})
+    entry: Mapping[str, Any] = next(
+        (m for m in manifest.get("methods") or () if str(m.get("name")) == name), {}
+    )
     mine = sorted((r for r in records if r.optimizer == name), key=lambda r: (r.trial, r.seed))
     return Method(
         name=name,

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pytest
-from report_records import record
 
 from levelfield.bench.metrics import METRICS
 from levelfield.bench.spec import Metric
+from levelfield.tests.report_records import record
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
 

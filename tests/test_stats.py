@@ -6,10 +6,10 @@ import math
 import random
 
 import pytest
-from report_records import record
 from scipy import stats as scipy_stats
 
 from levelfield.bench import space, stats
+from levelfield.tests.report_records import record
 
 NAN, INF = math.nan, math.inf
 

@@ -453,14 +453,14 @@ def test_a_torn_line_that_cannot_be_moved_stays(run: Path) -> None:
         file.write(b"torn")
     (run / store.TORN).mkdir()
     for _ in range(2):  # and the lock is free again
-        with pytest.raises(BenchError, match="cannot write .*: Is a directory"):
+        with pytest.raises(BenchError, match=r"cannot write .*: Is a directory"):
             RunWriter(run).__enter__()
     assert (run / store.RECORDS).read_bytes().endswith(b"\ntorn")
 
 
 def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BenchError, match="cannot make the run folder .*--out") as caught:
+    with pytest.raises(BenchError, match=r"cannot make the run folder .*--out") as caught:
         RunWriter.create(tmp_path / "file" / "r", MANIFEST)
     assert "\n" not in str(caught.value)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from levelfield.bench import stats
 from levelfield.bench.spec import Section
-from levelfield.reports import figures, tables
-from levelfield.reports.blocks import Block, Column, Figure, Part, Prose, grid
+from levelfield.reports import charts, tables
+from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
 from levelfield.reports.text import clean, fixed, short, signed
 from levelfield.reports.view import View
 
@@ -19,10 +19,9 @@ def render(view: View) -> Block | None:
         f"Mean difference in report loss to {clean(view.reference)} over shared seeds, with its "
         "95 % t interval. Filled: significant after Holm's correction over all pairs; hollow: not."
     )
-    drawn = figures.differences(view, "differences", "Differences to the reference", caption)
-    if drawn:
-        parts.append(Figure(name="differences", title="Differences to the reference",
-                            caption=caption, svg=drawn))  # fmt: skip
+    parts += drawing(
+        charts.differences, view, "differences", "Differences to the reference", caption
+    )
     reach = _reach(view)
     if reach is not None:
         parts.append(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from levelfield.bench.spec import Section
-from levelfield.reports import facts, figures, measure
-from levelfield.reports.blocks import Block, Column, Figure, Part, Prose, grid
+from levelfield.reports import charts, facts, measure
+from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
 from levelfield.reports.text import (
     binary_unit,
     clean,
@@ -31,17 +31,14 @@ def render(view: View) -> Block:
         "Pareto set. A method is out of it only if another one needs no more memory and its "
         "interval lies wholly below. Triangle: above the frame."
     )
-    drawn = figures.pareto(view, "pareto", "Loss against memory", words)
-    if drawn:
+    if best:
         words += f" Pareto set: {listed(map(clean, best))}."
-        parts.append(Figure(name="pareto", title="Loss against memory", caption=words, svg=drawn))
+    parts += drawing(charts.pareto, view, "pareto", "Loss against memory", words)
     words = (
         "Bytes alive at the peak of a step, by kind. A kind's bar is its largest value over the "
         "finals. Scratch space inside a kernel and the device's own context are not in it."
     )
-    drawn = figures.memory(view, "memory", "Memory by kind", words)
-    if drawn:
-        parts.append(Figure(name="memory", title="Memory by kind", caption=words, svg=drawn))
+    parts += drawing(charts.memory, view, "memory", "Memory by kind", words)
     parts += [_time(view), _memory(view), _pareto(view)]
     parts.append(
         Prose(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from levelfield.bench.spec import Section
 from levelfield.reports import figures, measure, tables
-from levelfield.reports.blocks import Block, Column, Figure, Part, Prose, grid
+from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
 from levelfield.reports.text import big, clean, count, fixed, listed
 from levelfield.reports.view import View
 
@@ -18,21 +18,17 @@ def render(view: View) -> Block | None:
         "Loss on the selection slice during the finals: median over seeds, band from the lowest "
         "to the highest seed. The first evaluations lie above the frame." + cut
     )
-    tokens = figures.loss_tokens(view, "loss_tokens", "Loss against tokens", words)
-    if tokens is None:
+    tokens = drawing(figures.loss_tokens, view, "loss_tokens", "Loss against tokens", words)
+    if not tokens:
         return None
-    parts.append(Figure(name="loss_tokens", title="Loss against tokens", caption=words, svg=tokens))
+    parts += tokens
     words = (
         "The same curves against seconds: steps × the median step of the timing phase, where each "
         "method ran alone on the device. Evaluation and set-up are left out."
     )
-    seconds = figures.loss_seconds(view, "loss_seconds", "Loss against seconds", words)
-    if seconds is None:
-        parts.append(Prose("Loss against seconds needs timing records, and there are none."))
-    else:
-        parts.append(
-            Figure(name="loss_seconds", title="Loss against seconds", caption=words, svg=seconds)
-        )
+    parts += drawing(figures.loss_seconds, view, "loss_seconds", "Loss against seconds", words) or [
+        Prose("Loss against seconds needs timing records, and there are none.")
+    ]
     target = measure.known(measure.target_loss(view))
     if target is not None:
         parts += [Prose(_target_words(view, target)), _target_table(view)]

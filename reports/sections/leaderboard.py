@@ -8,6 +8,7 @@ from typing import Any
 from levelfield.bench.spec import Section
 from levelfield.reports import measure, tables
 from levelfield.reports.blocks import Block, Cell, Column, Prose, Table, grid
+from levelfield.reports.eligible import dig
 from levelfield.reports.strip import axis, scale, strip
 from levelfield.reports.svg import look
 from levelfield.reports.text import (
@@ -20,7 +21,7 @@ from levelfield.reports.text import (
     significant,
     unit_note,
 )
-from levelfield.reports.view import View, dig
+from levelfield.reports.view import View
 
 SEED_LUCK = (
     "At these hyper-parameters: these intervals see seed luck, not tuning luck. A second round of "
@@ -37,15 +38,14 @@ def render(view: View) -> Block:
         f"upright line the median; the dashed line is the median of {clean(view.reference)}. "
         "Rows are sorted by median; a seed that failed counts as worse than any number."
     ]
-    if view.ranked:
+    if view.pairs:
         reading.append(
             "Place = 1 + the number of methods that are significantly better: paired t test over "
             f"shared final seeds, two-sided, Holm over all {plural(len(view.pairs), 'pair')}, "
             "alpha 0.05. Methods that cannot be told apart share a place."
         )
-    return Block(
-        parts=(table, Prose(SEED_LUCK, "strong"), *(Prose(text, "beside") for text in reading))
-    )
+    luck = [Prose(SEED_LUCK, "strong")] if any(method.good for method in view.methods) else []
+    return Block(parts=(table, *luck, *(Prose(text, "beside") for text in reading)))
 
 
 def _table(view: View) -> Table:
@@ -126,8 +126,7 @@ def _table(view: View) -> Table:
         Column("strip", "report loss, every seed", align="left", help=axis(on) if on else ""),
         Column("report_loss_median_nats", "median", lambda v: fixed(v, 4)),
         Column("report_loss_mean_nats", "mean, 95 % interval", lambda v: fixed(v, 4)),
-        Column("difference_to_reference_nats", f"against {reference}"),
-        Column("tokens_to_reference", f"tokens to {reference}’s loss"),
+        Column("tokens_to_reference", f"tokens to {reference}'s loss"),
         Column("tuning_gain_nats", "tuning gain", lambda v: fixed(v, 3)),
         Column("step_time_ratio", f"step time, × {reference}", lambda v: fixed(v, 2)),
         Column("state_bytes", f"state, {unit} ({unit_note(exponent)})"),
@@ -139,10 +138,12 @@ def _table(view: View) -> Table:
         Column("failures", "failures", lambda v: (v or "none").replace("; ", "\n"), align="left"),
         Column("best_hparams", "best hyper-parameters", align="left"),
     ]
+    if view.ranked:
+        columns.insert(4, Column("difference_to_reference_nats", f"against {reference}"))
     if dig(view.manifest, "data", "floor_loss_nats") is not None:
         columns.insert(3, Column("loss_minus_floor_nats", "median − floor", lambda v: fixed(v, 4)))
     if view.ranked:
-        columns.insert(0, Column("place", "place", align="right"))
+        columns.insert(0, Column("place", "place"))
     return grid(
         "leaderboard",
         "Leaderboard",

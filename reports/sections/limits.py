@@ -6,9 +6,10 @@ from levelfield.bench import stats
 from levelfield.bench.spec import Section
 from levelfield.reports import measure
 from levelfield.reports.blocks import Block, Bullets, Part, Prose
+from levelfield.reports.eligible import dig
 from levelfield.reports.headline import START
 from levelfield.reports.text import big, clean, fixed, short, significant
-from levelfield.reports.view import View, dig
+from levelfield.reports.view import View
 
 
 def render(view: View) -> Block:
@@ -39,9 +40,9 @@ def _sentences(view: View) -> list[str]:
         said.append(_epochs(tokens / train))
     seeds = view.setting("budget", "seeds")
     said.append(
-        f"{short(seeds) if seeds else 'The'} final seeds show the luck of initial weights and batch "
-        "order. They say nothing about the luck of the tuning: another sequence of trials could "
-        "end at other hyper-parameters, for every method."
+        f"{short(seeds) if seeds else 'The'} final seeds show the luck of initial weights and of "
+        "batch order. They say nothing about the luck of the tuning: another sequence of trials "
+        "could end at other hyper-parameters, for every method."
     )
     said.append(
         "One data set, one architecture, one batch size, one schedule shape. A method that gains "

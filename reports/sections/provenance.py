@@ -7,8 +7,9 @@ import shlex
 from levelfield.bench.spec import Section
 from levelfield.reports import ledger, tables
 from levelfield.reports.blocks import Block, Bullets, Code, Column, Part, Prose, grid
+from levelfield.reports.eligible import dig
 from levelfield.reports.text import bytes_text, clean, count, fixed, short
-from levelfield.reports.view import View, dig
+from levelfield.reports.view import View
 
 
 def render(view: View) -> Block:

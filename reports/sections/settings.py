@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from levelfield.bench.spec import Section
-from levelfield.reports import facts, figures, ledger
-from levelfield.reports.blocks import Block, Bullets, Column, Figure, Part, grid
+from levelfield.reports import charts, facts, ledger
+from levelfield.reports.blocks import Block, Bullets, Column, Part, drawing, grid
 from levelfield.reports.text import clean, listed, short, significant
 from levelfield.reports.view import View
 
@@ -13,16 +13,10 @@ def render(view: View) -> Block | None:
     """Rules that hold for all, the schedule as drawn, settings and values by method."""
     if not view.methods:
         return None
-    parts: list[Part] = [Bullets(_common(view))]
-    words = (
-        "Factor on the peak learning rate at every step, read from the optimizer during the "
-        "finals. Methods with the same trace share a line."
-    )
-    drawn = figures.schedule(view, "schedule", "Learning-rate schedule", words)
-    if drawn:
-        parts.append(
-            Figure(name="schedule", title="Learning-rate schedule", caption=words, svg=drawn)
-        )
+    parts: list[Part] = []
+    words = "Factor on the peak learning rate, as the training loop applied it in the finals. Methods with the same trace share a line."
+    drawn = drawing(charts.schedule, view, "schedule", "Learning-rate schedule", words)
+    parts += [*drawn, Bullets(_common(view), "beside" if drawn else "")]
     parts += [_settings(view), _values(view)]
     return Block(parts=tuple(parts))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from levelfield.bench.spec import Section
 from levelfield.reports import facts, figures
-from levelfield.reports.blocks import Block, Column, Figure, Part, Prose, grid
+from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
 from levelfield.reports.text import fixed, short
 from levelfield.reports.view import View
 
@@ -20,17 +20,8 @@ def render(view: View) -> Block | None:
         "defaults. Ringed: the best, used for the finals. Triangle: above the frame. Cross: no "
         "usable loss. The other tuned dimensions move too, so dots need not lie on one curve."
     )
-    drawn = figures.loss_scale(view, "loss_scale", "Loss against the learning rate", words)
-    if drawn:
-        parts.append(
-            Figure(
-                name="loss_scale",
-                title="Loss against the learning rate (or what plays its part)",
-                caption=words,
-                svg=drawn,
-                wide=True,
-            )  # fmt: skip
-        )
+    title = "Loss against the learning rate (or what plays its part)"
+    parts += drawing(figures.loss_scale, view, "loss_scale", title, words, wide=True)
     parts.append(
         Prose(
             "Tuning gain = selection loss at the paper's defaults (trial 0) minus that of the best "

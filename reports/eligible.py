@@ -63,5 +63,3 @@ def dig(data: Any, *keys: str, default: Any = None) -> Any:
             return default
         data = data[key]
     return data
-
-
