@@ -267,12 +267,12 @@ def _only(given: set[str], allowed: Sequence[str], option: str, conflict: bool) 
 
 def _finished(done: Any) -> Result:
     from levelfield.bench.campaign import exit_code
-    from levelfield.reports import page
+    from levelfield.reports import page, terminal
 
     path = page.write(done)
     methods = [item["name"] for item in done.manifest["methods"]]
     code = exit_code(done.records, methods)
-    lines = [*page.summary(done), f"page: {path}"]
+    lines = [*terminal.summary(done), f"page: {path}"]
     counts: dict[str, int] = {}
     for record in done.records:
         counts[record.status] = counts.get(record.status, 0) + 1

@@ -144,29 +144,24 @@ def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) 
         wanted: any order; the result keeps it.
     """
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    placed: list[list[float]] = []  # groups of [sum of wanted offsets, count]
+    groups: list[list[float]] = []  # [centre, count]; a group's members stand `gap` apart
     for index in order:
-        placed.append([wanted[index], 1.0])
-        while len(placed) > 1 and _top(placed[-2], gap) + gap > _bottom(placed[-1], gap):
-            centre, number = placed.pop()
-            before, many = placed[-1]
-            placed[-1] = [(before * many + centre * number) / (many + number), many + number]
+        centre, many = wanted[index], 1.0
+        while True:
+            half = (many - 1) / 2 * gap
+            centre = max(min(centre, high - half), low + half)
+            if not groups or groups[-1][0] + (groups[-1][1] - 1) / 2 * gap + gap <= centre - half:
+                break
+            before, number = groups.pop()
+            centre = (before * number + centre * many) / (number + many)
+            many += number
+        groups.append([centre, many])
     result = [0.0] * len(wanted)
     position = iter(order)
-    for centre, number in placed:
-        half = (number - 1) / 2 * gap
-        centre = min(max(centre, low + half), max(high - half, low + half))
-        for step in range(int(number)):
-            result[next(position)] = centre - half + step * gap
+    for centre, many in groups:
+        for step in range(int(many)):
+            result[next(position)] = centre - (many - 1) / 2 * gap + step * gap
     return result
-
-
-def _top(group: Sequence[float], gap: float) -> float:
-    return group[0] + (group[1] - 1) / 2 * gap
-
-
-def _bottom(group: Sequence[float], gap: float) -> float:
-    return group[0] - (group[1] - 1) / 2 * gap
 
 
 def traces(view: View) -> list[tuple[tuple[str, ...], tuple[tuple[float, float], ...]]]:

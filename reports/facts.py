@@ -12,7 +12,7 @@ from levelfield.bench import stats
 from levelfield.reports import measure
 from levelfield.reports.frames import finite_or, frame, per_parameter
 from levelfield.reports.measure import Missing
-from levelfield.reports.text import clean, short
+from levelfield.reports.text import clean, exact, short
 from levelfield.reports.view import MEASURED, Method, View, statuses
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def trials(view: View) -> DataFrame:
                 "scale": clean(method.scale),
                 "scale_value": _number(record.hparams, method.scale),
                 "tuned": ", ".join(
-                    f"{clean(k)}={short(record.hparams.get(k))}" for k in record.tuned
+                    f"{clean(k)}={exact(record.hparams.get(k))}" for k in record.tuned
                 ),
                 "is_best": record is method.best,
                 "reason": clean(record.reason or ""),
@@ -259,7 +259,7 @@ def _values(method: Method) -> list[dict[str, Any]]:
             {
                 "method": clean(method.name),
                 "name": clean(name),
-                "value": short(value),
+                "value": exact(value),
                 "kind": kind if used else f"{kind}, not run",
                 "default": short(dim["default"]) if "default" in dim else plain,
                 "range_low": short(dim["low"]) if "low" in dim else plain,

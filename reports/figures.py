@@ -27,7 +27,8 @@ from levelfield.reports.view import View
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH, HEIGHT = 560, 360
+WIDTH, HEIGHT, LABEL = 560, 360, 14
+"""Pixels; `LABEL` is the height of a line of text."""
 
 
 def loss_tokens(view: View, name: str, title: str, description: str) -> str | None:
@@ -48,7 +49,9 @@ def _curves(
     if not bands:
         return None
     with style():
-        figure = canvas(WIDTH, HEIGHT)
+        # Every curve is named at its end: many of them need a taller figure.
+        height = max(HEIGHT, 70 + LABEL * len(bands))
+        figure = canvas(WIDTH, height)
         axes = figure.add_subplot()
         low, high = window(bands)
         end = max(band.x[-1] for band in bands)
@@ -67,14 +70,18 @@ def _curves(
         axes.set(xlim=(0, end), ylim=(low, high), xlabel=label, ylabel="loss, nats a token")
         axes.xaxis.set_major_formatter(lambda value, _: show(value))
         shown = [band for band in bands if low <= band.middle[-1] <= high]
-        _label_ends(axes, view, shown, end)
+        _label_ends(axes, view, shown, LABEL / (height - 60))
         return export(figure, name, title, words)
 
 
-def _label_ends(axes: Axes, view: View, bands: Sequence[Band], end: float) -> None:
-    """Names at the lines' ends, moved apart where they would overlap."""
+def _label_ends(axes: Axes, view: View, bands: Sequence[Band], share: float) -> None:
+    """Names at the lines' ends, moved apart where they would overlap.
+
+    Args:
+        share: height of a name over the height of the axes.
+    """
     low, high = axes.get_ylim()
-    gap = (high - low) * 13.5 / (HEIGHT - 60)
+    gap = (high - low) * share
     places = spread_labels([band.middle[-1] for band in bands], gap, low, high)
     for band, place in zip(bands, places, strict=True):
         drawn = look(band.method, view)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +47,13 @@ def write(run: views.RunLike) -> Path:
     page = run.path / "report.html"
     html = render(view, rendered)
     for folder in ("tables", "figures"):
-        shutil.rmtree(run.path / folder, ignore_errors=True)
-        (run.path / folder).mkdir(parents=True)
+        (run.path / folder).mkdir(parents=True, exist_ok=True)
     for name, text in sorted(files.items()):
         write_atomic(run.path / name, text)
     write_atomic(page, html)
+    for old in (*run.path.glob("tables/*.csv"), *run.path.glob("figures/*.svg")):
+        if old.relative_to(run.path).as_posix() not in files:
+            old.unlink(missing_ok=True)
     return page
 
 
@@ -63,9 +64,22 @@ def sections() -> tuple[Section, ...]:
 
 
 def render_all(view: views.View, chosen: Sequence[Section]) -> tuple[Rendered, ...]:
-    """What the sections have to show; one with nothing to show is left out."""
-    drafts = ((section, section.render(view)) for section in chosen)
+    """What the sections have to show; one with nothing to show is left out.
+
+    A section that raises is a plug-in's fault, or ours, and must not cost the rest of the page: it
+    is shown with its error.
+    """
+    drafts = ((section, _attempt(section, view)) for section in chosen)
     return tuple(Rendered(section, block) for section, block in drafts if block is not None)
+
+
+def _attempt(section: Section, view: views.View) -> Block | None:
+    try:
+        block: Block | None = section.render(view)
+    except Exception as error:
+        text = f"This section failed: {type(error).__name__}: {clean(error)}"
+        return Block(parts=(Prose(text, "strong"),))
+    return block
 
 
 def csv(table: Table) -> str:
@@ -93,7 +107,7 @@ def render(view: views.View, rendered: Sequence[Rendered]) -> str:
         headline=headline(view),
         subline=subline(view),
         facts=facts(view),
-        alerts=alerts(view),
+        alerts=[*alerts(view), *left_out()],
         rendered=rendered,
         kind=lambda part: KINDS[type(part)],
         css=style,
@@ -120,6 +134,11 @@ def facts(view: views.View) -> list[tuple[str, str]]:
         ("device", dig(view.manifest, "environment", "device")),
     ]
     return [(name, clean(value)) for name, value in found if value is not None]
+
+
+def left_out() -> list[str]:
+    """Sections that do not load, each with its reason."""
+    return [f"Section {clean(n)} is left out: {clean(why)}" for n, why in SECTIONS.broken().items()]
 
 
 def alerts(view: views.View) -> list[str]:

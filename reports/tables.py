@@ -14,7 +14,7 @@ from levelfield.reports import measure
 from levelfield.reports.eligible import dig
 from levelfield.reports.frames import finite_or, frame, per_parameter
 from levelfield.reports.measure import Missing
-from levelfield.reports.text import clean, short
+from levelfield.reports.text import clean, exact
 from levelfield.reports.view import Method, View, statuses
 
 if TYPE_CHECKING:
@@ -127,9 +127,9 @@ def failures_text(method: Method) -> str:
 
 
 def hparams_text(method: Method) -> str:
-    """The tuned values of the finals: lr=0.003162, embed_multiplier=2."""
+    """The tuned values of the finals, in full: lr=0.0031622776601683794, embed_multiplier=2.0."""
     return ", ".join(
-        f"{clean(name)}={short(method.hparams[name])}"
+        f"{clean(name)}={exact(method.hparams[name])}"
         for name in method.tuned
         if name in method.hparams
     )

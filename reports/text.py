@@ -47,6 +47,22 @@ def short(value: object) -> str:
     return clean(value)
 
 
+def exact(value: object) -> str:
+    """A hyper-parameter in full, to type it in again: floats as Python writes them."""
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(map(exact, value)) + ")"
+    return repr(value) if isinstance(value, float) else clean(value)
+
+
+def shortened(text: str, digits: int = 4) -> str:
+    """The text of a float with fewer digits; any other text as it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return text if "." not in text and "e" not in text else significant(value, digits)
+
+
 def significant(value: float, digits: int = 4) -> str:
     """`digits` significant digits, trailing zeros dropped: 0.003162, 3.2e-08, 12000."""
     if not math.isfinite(value):

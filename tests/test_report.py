@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from levelfield.bench.spec import TrialRecord
+from levelfield.bench.spec import Section, TrialRecord
 from levelfield.bench.store import Run
 from levelfield.reports import curves, facts, ledger, measure, page, tables, view
 from levelfield.reports.blocks import plain_rows, reasons
@@ -423,6 +423,22 @@ def test_sections_are_found_in_order() -> None:
     orders = [section.order for section in page.sections()]
     assert len(orders) >= 9
     assert orders == sorted(orders)
+
+
+def test_no_section_is_broken_or_fails(written: Path) -> None:
+    assert page.left_out() == []
+    assert "This section failed" not in written.read_text()
+
+
+def test_a_section_that_raises_costs_only_itself(whole: view.View) -> None:
+    def fails(_: view.View) -> None:
+        raise ValueError("<b>no</b>")
+
+    bad = Section(name="bad", title="Bad", order=1, summary="raises", render=fails)
+    rendered = page.render_all(whole, [bad, *page.sections()])
+    html = page.render(whole, rendered)
+    assert "This section failed: ValueError: <b>no</b>" in read(html).text
+    assert "table-leaderboard" in html
 
 
 def test_labels_are_moved_apart_and_keep_their_order() -> None:

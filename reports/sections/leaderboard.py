@@ -15,8 +15,10 @@ from levelfield.reports.text import (
     big,
     binary_unit,
     clean,
+    exact,
     fixed,
     plural,
+    shortened,
     signed,
     significant,
     unit_note,
@@ -42,7 +44,8 @@ def render(view: View) -> Block:
         reading.append(
             "Place = 1 + the number of methods that are significantly better: paired t test over "
             f"shared final seeds, two-sided, Holm over all {plural(len(view.pairs), 'pair')}, "
-            "alpha 0.05. Methods that cannot be told apart share a place."
+            "alpha 0.05. Methods that cannot be told apart share a place; a noisy one may hold a "
+            "better place than its median suggests."
         )
     luck = [Prose(SEED_LUCK, "strong")] if any(method.good for method in view.methods) else []
     return Block(parts=(table, *luck, *(Prose(text, "beside") for text in reading)))
@@ -117,8 +120,13 @@ def _table(view: View) -> Table:
         return Cell(text=f"{share} %", sub=big(row["tokens_to_reference"]))
 
     def hparams(row: Mapping[str, Any]) -> Cell:
-        edge, values = row["at_edge"], row["best_hparams"] or "–"
-        return Cell(text=values.replace(", ", "\n"), sub=f"⚠ {edge}" if edge else "")
+        found, edge = methods[row["method"]], row["at_edge"]
+        lines = [
+            f"{clean(name)}={shortened(exact(found.hparams[name]), 3)}"
+            for name in found.tuned
+            if name in found.hparams
+        ]
+        return Cell(text="\n".join(lines) or "–", sub=f"⚠ {edge}" if edge else "")
 
     reference = clean(view.reference)
     columns = [

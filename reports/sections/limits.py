@@ -82,12 +82,12 @@ def _overhead(parameters: float) -> str:
 def _epochs(epochs: float) -> str:
     if epochs > 1:
         return (
-            f"The training text is read {significant(epochs, 2)} times: late losses also measure "
-            "how well a method memorises."
+            f"A trial reads as many tokens as {significant(epochs, 2)} times the training text: "
+            "late losses also measure how well a method memorises."
         )
     return (
-        f"{significant(100 * epochs, 2)} % of the training text is read, each part at most once: "
-        "no method can gain by memorising."
+        f"A trial reads as many tokens as {significant(100 * epochs, 2)} % of the training text "
+        "holds, so memorising hardly pays."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from levelfield.bench.spec import Section
 from levelfield.reports import charts, facts, ledger
 from levelfield.reports.blocks import Block, Bullets, Column, Part, drawing, grid
-from levelfield.reports.text import clean, listed, short, significant
+from levelfield.reports.text import clean, listed, short, shortened, significant
 from levelfield.reports.view import View
 
 
@@ -14,7 +14,10 @@ def render(view: View) -> Block | None:
     if not view.methods:
         return None
     parts: list[Part] = []
-    words = "Factor on the peak learning rate, as the training loop applied it in the finals. Methods with the same trace share a line."
+    words = (
+        "Factor on the peak learning rate, as the training loop applied it in the finals. "
+        "Methods with the same trace share a line."
+    )
     drawn = drawing(charts.schedule, view, "schedule", "Learning-rate schedule", words)
     parts += [*drawn, Bullets(_common(view), "beside" if drawn else "")]
     parts += [_settings(view), _values(view)]
@@ -73,7 +76,7 @@ def _values(view: View) -> Part:
         [
             Column("method", "method", align="left"),
             Column("name", "name", align="left"),
-            Column("value", "value"),
+            Column("value", "value", shortened),
             Column("kind", "kind", align="left"),
             Column("default", "paper's default"),
             Column("range_low", "declared from"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from levelfield.bench.spec import Section
 from levelfield.reports import facts, figures
 from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
-from levelfield.reports.text import fixed, short
+from levelfield.reports.text import fixed, short, shortened
 from levelfield.reports.view import View
 
 
@@ -53,6 +53,11 @@ def _gains(view: View) -> Part:
     )
 
 
+def _values(text: str) -> str:
+    pairs = (item.partition("=") for item in text.split(", "))
+    return ", ".join(f"{name}{sign}{shortened(value)}" for name, sign, value in pairs)
+
+
 def _trials(view: View) -> Part:
     return grid(
         "trials",
@@ -61,7 +66,7 @@ def _trials(view: View) -> Part:
         [
             Column("method", "method", align="left"),
             Column("trial", "trial"),
-            Column("tuned", "tuned values", align="left"),
+            Column("tuned", "tuned values", _values, align="left"),
             Column("status", "status", align="left"),
             Column("selection_loss_nats", "selection loss", lambda v: fixed(v, 4)),
             Column("is_best", "best", lambda v: "best" if v else "", align="left"),
