@@ -1,4 +1,4 @@
-"""The three phases of a run: tune, final, timing.
+"""The phases of a run: calibrate, tune, final, sweep, timing.
 
 The program is deterministic and its results are remembered: a resumed run goes through the same
 steps, takes every cell that already has a record from it, and trains exactly the missing ones.
@@ -8,19 +8,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from levelfield.bench.digest import to_plain
+from levelfield.bench import horizons
+from levelfield.bench.digest import sha256, to_plain
 from levelfield.bench.spec import BROKEN, BenchError, Phase, TrialRecord
 from levelfield.bench.spec import Protocol as ProtocolRecord
 from levelfield.bench.store import RunWriter
-from levelfield.bench.study import SEED_STRIDE, Method
+from levelfield.bench.study import (
+    SEED_STRIDE,
+    SWEEP_OFFSET,
+    Method,
+    final_seed,
+    tune_seed,
+    unpaired_seed,
+)
 from levelfield.bench.train_request import Progress, TrialRequest, cell_key
 
 if TYPE_CHECKING:
     from levelfield.bench.execute import LocalExecutor
     from levelfield.bench.tune import TuningStudy
+
+
+Best = dict[tuple[str, int], TrialRecord]
+"""The best tuning trial by method and study; those without a good one are absent."""
 
 
 class Watcher(Protocol):
@@ -61,6 +74,7 @@ class Campaign:
         self.run_id: str = manifest["run_id"]
         self.seed: int = manifest["seed"]
         self.final_seeds: int = manifest["final_seeds"]
+        self.horizons: dict[str, int] = dict(manifest.get("horizons") or {})
         self.timing_batches: list[list[str]] = manifest["timing_batches"]
         self._digests = (manifest["protocol_digest"], manifest["data"]["digest"])
         self._known = self._remembered(writer.records)
@@ -92,24 +106,36 @@ class Campaign:
         return counts
 
     def run(self) -> None:
-        """All three phases."""
+        """All phases."""
+        self._calibrate()
         best = self._tune()
+        self._freeze(best)
         self._finals(best)
+        self._sweep(best)
         self._timing(best)
 
     def _request(
-        self, method: Method, phase: Phase, trial: int, seed: int, hparams: Mapping[str, Any]
+        self,
+        method: Method,
+        phase: Phase,
+        trial: int,
+        seed: int,
+        hparams: Mapping[str, Any],
+        study: int = 0,
     ) -> TrialRequest:
+        steps = self.horizons.get(method.name, self.protocol.budget.steps)
+        budget = replace(self.protocol.budget, steps=steps)
         return TrialRequest(
             run_id=self.run_id,
             phase=phase,
-            protocol=self.protocol,
+            protocol=replace(self.protocol, budget=budget),
             optimizer=method.name,
             reference=method.reference,
             hparams=dict(hparams),
             tuned=tuple(method.spec.space),
             trial=trial,
             seed=seed,
+            study=study,
             retries=self._retries.get(cell_key(phase, method.name, trial, seed), 0),
             spec_digest=method.digest,
             protocol_digest=self._digests[0],
@@ -118,62 +144,128 @@ class Campaign:
 
     # Each phase is a queue of requests; `_drain` runs them and hands every record to `done`.
 
-    def _tune(self) -> dict[str, TrialRecord]:
+    def _calibrate(self) -> None:
+        """Turn a budget that is not in steps into steps, once a method; the manifest keeps them."""
+        missing = [method for method in self.methods if method.name not in self.horizons]
+        if self.protocol.budget.unit == "steps" or not missing:
+            return
+        costs: dict[str, list[TrialRecord]] = {method.name: [] for method in missing}
+        if horizons.needs_clock(self.protocol.budget):
+            queue = deque(
+                self._request(method, "calibrate", window, tune_seed(self.seed, 0), hparams)
+                for window in range(self.protocol.timing.windows)
+                for method in missing
+                for hparams in [method.spec.defaults()]
+            )
+            self.watcher.phase("calibrate", len(queue), 0)
+            self._drain(queue, lambda record: costs[record.optimizer].append(record), slots=1)
+        for method in missing:
+            self.horizons[method.name] = horizons.steps(
+                self.protocol, method.spec, costs[method.name]
+            )
+        self.writer.update_manifest(horizons=self.horizons)
+
+    def _tune(self) -> Best:
         from levelfield.bench.tune import TuningStudy
 
-        trials, seed = self.protocol.budget.trials, self.seed * SEED_STRIDE
+        budget = self.protocol.budget
         studies = {
-            m.name: TuningStudy(m.spec, self.protocol.tuner, trials, self.seed)
+            (m.name, index): TuningStudy(
+                m.spec, self.protocol.tuner, budget.trials, self.seed, index, m.name
+            )
+            for index in range(budget.studies)
             for m in self.methods
         }
         by_name = {method.name: method for method in self.methods}
-        self.watcher.phase("tune", trials * len(studies), 0)
+        self.watcher.phase("tune", budget.trials * len(studies), 0)
         queue: deque[TrialRequest] = deque()
 
-        def ask(study: TuningStudy) -> None:
-            method = by_name[study.spec.name]
+        def ask(name: str, index: int) -> None:
+            seed = tune_seed(self.seed, index)
             queue.extend(
-                self._request(method, "tune", item.number, seed, item.hparams)
-                for item in study.ask()
+                self._request(by_name[name], "tune", item.number, seed, item.hparams, index)
+                for item in studies[name, index].ask()
             )
 
         def done(record: TrialRecord) -> None:
-            study = studies[record.optimizer]
-            study.tell(record.trial, record)
-            ask(study)
+            studies[record.optimizer, record.study].tell(record.trial, record)
+            ask(record.optimizer, record.study)
 
-        for study in studies.values():
-            ask(study)
+        for name, index in studies:
+            ask(name, index)
         self._drain(queue, done, self.executor.slots)
-        best = {name: study.best() for name, study in studies.items()}
-        return {name: record for name, record in best.items() if record is not None}
+        self.writer.update_manifest(studies=_study_facts(studies))
+        best = {key: study.best() for key, study in studies.items()}
+        return {key: record for key, record in best.items() if record is not None}
 
-    def _finals(self, best: Mapping[str, TrialRecord]) -> None:
-        """Fresh seeds at the best point, seed-major, so that drift hits all methods alike."""
-        queue = deque(
-            self._request(
-                method,
-                "final",
-                index,
-                self.seed * SEED_STRIDE + 1 + index,
-                best[method.name].hparams,
-            )
-            for index in range(self.final_seeds)
-            for method in self.methods
-            if method.name in best
-        )
+    def _freeze(self, best: Best) -> None:
+        """Write down, hashed, what the finals are judged by before the first of them runs."""
+        frozen = {
+            "spaces": {m.name: {n: d.to_json() for n, d in m.spec.space.items()}
+                       for m in self.methods},
+            "fixed": {m.name: to_plain(m.spec.fixed) for m in self.methods},
+            "best": {f"{name}#{index}": to_plain(r.hparams) for (name, index), r in best.items()},
+            "reference": self.protocol.reference,
+            "targets": list(self.protocol.targets),
+            "alpha": self.protocol.alpha,
+            "margin_nats": self.protocol.margin_nats,
+        }  # fmt: skip
+        digest = sha256(frozen)
+        old = self.writer.manifest.get("freeze")
+        if old is None or old["sha256"] != digest:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            self.writer.update_manifest(freeze={**frozen, "sha256": digest, "utc": now})
+        self.watcher.note(f"frozen before the finals: sha256 {digest[:16]}")
+
+    def _finals(self, best: Best) -> None:
+        """Fresh seeds at the best points, seed-major, so that drift hits all methods alike."""
+        queue: deque[TrialRequest] = deque()
+        finals = self.final_seeds
+        for study in range(self.protocol.budget.studies):
+            for index in range(finals):
+                for place, method in enumerate(self.methods):
+                    found = best.get((method.name, study))
+                    if found is None:
+                        continue
+                    seed = final_seed(self.seed, study, index)
+                    if not self.protocol.paired:
+                        seed = unpaired_seed(self.seed, place, study, index, finals)
+                    trial = study * finals + index
+                    queue.append(self._request(method, "final", trial, seed, found.hparams, study))
         self.watcher.phase("final", len(queue), 0)
         self._drain(queue, lambda record: None, self.executor.slots)
 
-    def _timing(self, best: Mapping[str, TrialRecord]) -> None:
+    def _sweep(self, best: Best) -> None:
+        """Rates around the first study's best point, everything else as it is there."""
+        budget, queue = self.protocol.budget, deque[TrialRequest]()
+        for place in range(budget.sweep):
+            offset = place - (budget.sweep - 1) / 2
+            for repeat in range(budget.sweep_seeds):
+                for method in self.methods:
+                    found = best.get((method.name, 0))
+                    if found is None:
+                        continue
+                    scale = method.spec.scale
+                    value = found.hparams[scale] * self.protocol.tuner.factor**offset
+                    dim = method.spec.space[scale]
+                    hparams = {**found.hparams, scale: dim.value(dim.coordinate(value))}
+                    seed = self.seed * SEED_STRIDE + SWEEP_OFFSET + repeat
+                    trial = place * budget.sweep_seeds + repeat
+                    queue.append(self._request(method, "sweep", trial, seed, hparams))
+        if queue:
+            self.watcher.phase("sweep", len(queue), 0)
+            self._drain(queue, lambda record: None, self.executor.slots)
+
+    def _timing(self, best: Best) -> None:
         """Methods alternate, one trial at a time; a later batch holds the reference again."""
-        windows, seed = self.protocol.timing.windows, self.seed * SEED_STRIDE
+        windows, seed = self.protocol.timing.windows, tune_seed(self.seed, 0)
         queue: deque[TrialRequest] = deque()
+        first = {name: record for (name, study), record in reversed(best.items())}
         for number, names in enumerate(self.timing_batches):
             for window in range(windows):
                 for method in self.methods:
-                    if method.name in names and method.name in best:
-                        hparams = best[method.name].hparams
+                    if method.name in names and method.name in first:
+                        hparams = first[method.name].hparams
                         trial = number * windows + window
                         queue.append(self._request(method, "timing", trial, seed, hparams))
         self.watcher.phase("timing", len(queue), 0)
@@ -213,12 +305,26 @@ class Campaign:
         record = self._known.get(key)
         if record is None or to_plain(record.hparams) == to_plain(request.hparams):
             return record
-        if request.phase == "timing":
-            return record  # timed at what was best when it was timed
+        if request.phase in ("timing", "sweep"):
+            return record  # made at what was best when it was made
         raise BenchError(
             f"the record of {request.key} has other hyper-parameters than this run asks for",
             "the records or the manifest were changed by hand, or a library that proposes points",
         )
+
+
+def _study_facts(studies: Mapping[tuple[str, int], TuningStudy]) -> dict[str, Any]:
+    """What the manifest keeps of the studies: best trial, ranges in use, edges that are left."""
+    facts: dict[str, Any] = {}
+    for (name, index), study in studies.items():
+        best = study.best()
+        facts[f"{name}#{index}"] = {
+            "best_trial": None if best is None else best.trial,
+            "ranges": {n: [dim.low, dim.high] for n, dim in study.ranges().items()},
+            "edges": study.edges(),
+            "beyond_edge_trials": study.beyond_count,
+        }
+    return facts
 
 
 def exit_code(records: Iterable[TrialRecord], methods: Iterable[str]) -> int:

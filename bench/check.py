@@ -79,7 +79,11 @@ class Bench:
         for _ in range(steps):
             tokens = tasks.to_device(self.order.next(), torch.device("cpu"))
             torch.manual_seed(derive_seed(SEED, self.step))
-            batch = StepBatch([partial(self.task.loss, self.model, tokens)], tokens.numel())
+            batch = StepBatch(
+                [partial(self.task.loss, self.model, tokens)],
+                PROTOCOL.tokens_per_step,
+                sampled_losses=[partial(self.task.sampled_loss, self.model, tokens)],
+            )
             factor = lr_factor(PROTOCOL.schedule, self.step, PROTOCOL.budget.steps)
             result = self.stepper.step(batch, factor if scale is None else scale)
             if not isinstance(result, StepResult):

@@ -115,10 +115,12 @@ def derive_seed(*parts: Any) -> int:
 def protocol_digest(protocol: Protocol) -> str:
     """Everything that changes a number: all fields but the texts, and the engine's version."""
     data = to_plain(protocol)
-    for text in ("summary", "note", "methods", "ranked", "reference"):
-        data.pop(text)
+    for judged in ("summary", "note", "methods", "ranked", "reference", "alpha", "margin_nats",
+                   "targets", "paired"):  # fmt: skip
+        data.pop(judged)
     # Neither how many trials and seeds are run nor their time limit changes what one trial is.
-    data["budget"] = {"steps": protocol.budget.steps}
+    budget = protocol.budget
+    data["budget"] = {"steps": budget.steps, "unit": budget.unit, "amount": budget.amount}
     return sha256({"protocol": data, "engine": ENGINE_VERSION})
 
 

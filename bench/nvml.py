@@ -52,9 +52,7 @@ def _read(nvml: Any, uuid: str) -> Reading:
             if process.usedGpuMemory is None:
                 return Reading(None, "the driver hides memory by process (WSL or MIG)")
             return Reading(int(process.usedGpuMemory))
-    return Reading(
-        None, "the driver does not list this process (a container?)"
-    )
+    return Reading(None, "the driver does not list this process (a container?)")
 
 
 def _load() -> Any:

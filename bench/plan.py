@@ -9,7 +9,7 @@ from typing import Any
 
 from levelfield.bench.schedules import check_schedule
 from levelfield.bench.spec import BenchError, Protocol
-from levelfield.bench.study import SEED_STRIDE, Method, check_budget
+from levelfield.bench.study import Method, check_budget, final_seed, tune_seed
 
 TRIED_STEPS = 6
 """Steps behind a time: the first ones warm up and are left out."""
@@ -72,8 +72,12 @@ def plan(
         "parameters": parameters,
         "tokens_a_trial": protocol.tokens_per_step * protocol.budget.steps,
         "seeds": {
-            "tune": seed * SEED_STRIDE,
-            "final": [seed * SEED_STRIDE + 1 + index for index in range(final_seeds)],
+            "tune": [tune_seed(seed, study) for study in range(protocol.budget.studies)],
+            "final": [
+                final_seed(seed, study, index)
+                for study in range(protocol.budget.studies)
+                for index in range(final_seeds)
+            ],
         },
         "slots": slots,
         "methods": [
@@ -117,7 +121,8 @@ def _estimate(
     tflops: float | None,
 ) -> Estimate:
     budget, timing = protocol.budget, protocol.timing
-    trained = (budget.trials + final_seeds) * budget.steps
+    trials = budget.studies * (budget.trials + final_seeds) + budget.sweep * budget.sweep_seeds
+    trained = trials * budget.steps
     steps = trained + timing.windows * (timing.steps + 5)
     # 6 operations a parameter and token: 2 forward, 4 backward (Kaplan et al. 2020), a pass.
     flops_a_step = 6.0 * parameters * protocol.tokens_per_step * method.spec.passes
@@ -129,7 +134,7 @@ def _estimate(
         step_s, source = _timed(protocol, method, parameters, device)
     return Estimate(
         method=method.name,
-        trials=budget.trials + final_seeds + timing.windows,
+        trials=trials + timing.windows,
         steps=steps,
         tokens=steps * protocol.tokens_per_step,
         flops=flops_a_step * steps,
@@ -182,7 +187,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     shown = [
         f"{found['protocol']}: {found['parameters']:,} parameters, "
         f"{found['tokens_a_trial']:,} tokens a trial",
-        f"seeds: tuning {found['seeds']['tune']}, finals {_spread(found['seeds']['final'])}",
+        f"seeds: tuning {_spread(found['seeds']['tune'])}, "
+        f"finals {_spread(found['seeds']['final'])}",
         "",
         f"{'method':<16}{'trials':>7}{'tokens':>14}{'FLOPs':>11}{'ms a step':>11}{'slot time':>13}",
     ]
@@ -204,4 +210,5 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def _spread(seeds: Sequence[int]) -> str:
-    return f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    shown = ", ".join(map(str, seeds[:6]))
+    return shown if len(seeds) <= 6 else f"{shown} ... {seeds[-1]} ({len(seeds)} in all)"

@@ -9,7 +9,13 @@ from typing import Any, TextIO
 from levelfield.bench.spec import Phase, TrialRecord
 from levelfield.bench.train_request import Progress, TrialRequest, cell_key
 
-PHASES = {"tune": "tuning", "final": "final seeds", "timing": "timing"}
+PHASES = {
+    "calibrate": "calibration",
+    "tune": "tuning",
+    "final": "final seeds",
+    "sweep": "rate sweep",
+    "timing": "timing",
+}
 
 
 class _Count:

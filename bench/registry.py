@@ -135,7 +135,9 @@ class Registry(Generic[T]):
 
     def load_all(self) -> list[Loaded[T]]:
         """Everything that loads, by name. A broken plug-in is left out: see `broken`."""
-        return [item for item in map(self._try, self.entries().values()) if isinstance(item, Loaded)]
+        return [
+            item for item in map(self._try, self.entries().values()) if isinstance(item, Loaded)
+        ]
 
     def broken(self) -> dict[str, str]:
         """Names that do not load, each with its reason."""

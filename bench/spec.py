@@ -22,7 +22,7 @@ ENGINE_VERSION = 1
 Role = Literal["matrix", "embed", "head", "vector"]
 ROLES: tuple[Role, ...] = ("matrix", "embed", "head", "vector")
 
-Phase = Literal["tune", "final", "timing"]
+Phase = Literal["calibrate", "tune", "final", "sweep", "timing"]
 Status = Literal[
     "ok", "diverged", "undertrained", "oom", "timeout", "killed", "error", "unsupported"
 ]
@@ -208,10 +208,22 @@ class Budget:
 
     steps: int = 400
     """Optimizer steps a trial: with batch and sequence, the token horizon."""
+    unit: Literal["steps", "tokens", "passes", "seconds", "joules"] = "steps"
+    """What is equal between methods. Other than `steps`, `amount` of it is turned into steps once
+    a method: by the batch, by the method's passes a step, or by a calibration alone on the device
+    that the manifest keeps. `steps` then only bounds what calibration may ask for."""
+    amount: float | None = None
+    """Budget of one trial in `unit` (device seconds of training steps for `seconds`)."""
     trials: int = 8
-    """Tuning trials a method. All count: complete, diverged, out of memory, timed out, killed."""
+    """Tuning trials a study. All count: complete, diverged, out of memory, timed out, killed."""
+    studies: int = 1
+    """Independent tuning studies a method: the unit of comparison. Fewer than three rank nothing
+    beyond "at these hyper-parameters"."""
     seeds: int = 5
-    """Final seeds a method, fresh and paired across methods."""
+    """Final seeds a study, fresh and paired across methods."""
+    sweep: int = 0
+    """Learning rates of the sensitivity sweep around the first study's best point; 0: none."""
+    sweep_seeds: int = 2
     trial_timeout_s: float = 600.0
 
 
@@ -249,6 +261,8 @@ class Tuner:
     """Step of the scale dimension while bracketing."""
     decades: float = 1.0
     """Width of the scale's range around the bracket's minimum, in decades."""
+    reserve: int = 0
+    """Of the trials, how many are kept back to go beyond the edge of a range."""
     generation: int = 4
     """Trials asked at once by sobol, tpe and random: results never depend on the workers."""
 
@@ -301,6 +315,14 @@ class Protocol:
     """CPU threads a trial."""
     reference: str = "adamw"
     """The method whose step time is 1."""
+    alpha: float = 0.05
+    """Family-wise rate of false claims."""
+    margin_nats: float = 0.01
+    """Differences of this size and below count as equivalent (TOST); declared before the finals."""
+    targets: tuple[float, ...] = (0.5, 0.75, 1.0)
+    """Target losses: the reference's median curve at these shares of its horizon."""
+    paired: bool = True
+    """Whether methods share their final seeds; False for the A/A control with disjoint ones."""
     methods: tuple[str, ...] = ()
     """Methods run when none is named."""
 
@@ -330,6 +352,8 @@ class TrialRecord:
     optimizer: str
     trial: int
     """Number within the phase: of the tuning trial, the final seed, the timing repetition."""
+    study: int = 0
+    """Which of the method's independent tuning studies the trial belongs to."""
     seed: int
     hparams: Mapping[str, Any]
     """Every value used; `tuned` names the searched ones."""
@@ -369,6 +393,7 @@ class TrialRecord:
     """Whatever a method chooses to record: name -> [step, value]."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a measurement is None."""
+    joules: float | None = None
     retries: int = 0
     device: str = "cpu"
     schema: int = SCHEMA

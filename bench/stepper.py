@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from levelfield.bench.spec import ParamInfo, Role
+from levelfield.bench.spec import BenchError, ParamInfo, Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,8 @@ class StepBatch:
         losses: one callable a micro-batch; each runs a forward pass and returns the mean loss.
         tokens: tokens in the whole batch.
         on_phase: told `pass` when a pass begins and `update` when it ends (memory accounting).
+        sampled_losses: likewise, against labels that the given generator draws from the model's
+            own distribution instead of the data's; none if the task has no such loss.
     """
 
     def __init__(
@@ -43,24 +46,45 @@ class StepBatch:
         losses: Sequence[Callable[[], Tensor]],
         tokens: int,
         on_phase: Callable[[str], None] | None = None,
+        sampled_losses: Sequence[Callable[[torch.Generator], Tensor]] = (),
     ) -> None:
         self.losses = tuple(losses)
+        self.sampled_losses = tuple(sampled_losses)
         self.tokens = tokens
         self.passes = 0.0
         self._on_phase = on_phase
 
     def forward(self) -> Iterator[Tensor]:
         """Losses of the micro-batches, each weighted so that their sum is the batch's mean."""
-        for loss in self.losses:
-            self.passes += 1.0 / len(self.losses)
-            yield loss() / len(self.losses)
+        return self._weighted(self.losses)
 
     def backward(self) -> Tensor:
         """One forward and backward pass; gradients accumulate. Returns the mean loss, detached."""
+        return self._backward(self.losses)
+
+    def backward_sampled(self, generator: torch.Generator) -> Tensor:
+        """A pass like `backward`, against labels drawn from the model's own distribution.
+
+        Raises:
+            BenchError: the task has no such loss.
+        """
+        if not self.sampled_losses:
+            raise BenchError(
+                "the method asks for labels drawn from the model and this task draws none",
+                "accepted: a task with a `sampled_loss`",
+            )
+        return self._backward([partial(loss, generator) for loss in self.sampled_losses])
+
+    def _weighted(self, losses: Sequence[Callable[[], Tensor]]) -> Iterator[Tensor]:
+        for loss in losses:
+            self.passes += 1.0 / len(losses)
+            yield loss() / len(losses)
+
+    def _backward(self, losses: Sequence[Callable[[], Tensor]]) -> Tensor:
         if self._on_phase is not None:
             self._on_phase("pass")
         total: Tensor | None = None
-        for loss in self.forward():
+        for loss in self._weighted(losses):
             loss.backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None

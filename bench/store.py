@@ -29,7 +29,7 @@ MANIFEST, RECORDS, TORN, LOCK, RUNNING = (
 
 _FIELDS = {f.name for f in fields(TrialRecord)}
 # Not part of what makes two records equal: clocks, the chain, and how often a trial was retried.
-_VOLATILE = ("run_id", "wall_s", "tokens_per_s", "retries", "previous_sha256")
+_VOLATILE = ("run_id", "wall_s", "tokens_per_s", "joules", "retries", "previous_sha256")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,27 @@ from levelfield.bench.spec import (
 from levelfield.bench.spec import Protocol as ProtocolRecord
 from levelfield.bench.store import RunWriter, load_run
 
-SEED_STRIDE = 1000
-"""Seeds of run seed s: tuning uses 1000 s, the finals 1000 s + 1, + 2, ...: disjoint."""
+SEED_STRIDE, STUDY_STRIDE = 10_000, 100
+"""Run seed s, study r: tuning uses 10000 s + 100 r, its finals that + 1, + 2, ...: all disjoint."""
+MAX_STUDIES, MAX_FINALS = 50, 99
+SWEEP_OFFSET = 9_000
+"""The sweep's seeds are 10000 s + 9000, + 1, ...; unpaired finals start at 10000 s + 5000."""
+UNPAIRED_OFFSET = 5_000
+
+
+def tune_seed(seed: int, study: int) -> int:
+    """The one seed of all tuning trials of a study."""
+    return seed * SEED_STRIDE + study * STUDY_STRIDE
+
+
+def final_seed(seed: int, study: int, index: int) -> int:
+    """Seed of a final trial, the same for all methods."""
+    return tune_seed(seed, study) + 1 + index
+
+
+def unpaired_seed(seed: int, method: int, study: int, index: int, finals: int) -> int:
+    """Seed of a final trial that no other method shares (the A/A control)."""
+    return seed * SEED_STRIDE + UNPAIRED_OFFSET + (method * MAX_STUDIES + study) * finals + index
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +58,14 @@ class Method:
     spec: OptimizerSpec
     origin: str
     reference: str
+    """What a trial's process loads it by."""
     digest: str
+    label: str = ""
+    """Tells apart two entries of one method in one run (`adamw@again`), for controls."""
 
     @property
     def name(self) -> str:
-        return self.spec.name
+        return f"{self.spec.name}@{self.label}" if self.label else self.spec.name
 
 
 def load_method(reference: str) -> Method:
@@ -52,6 +74,7 @@ def load_method(reference: str) -> Method:
     Raises:
         BenchError: unknown, broken, or lacking a library.
     """
+    reference, _, label = reference.partition("@")
     loaded: Loaded[OptimizerSpec] = OPTIMIZERS.load(reference)
     spec = loaded.value
     missing = [name for name in spec.requires if not _importable(name)]
@@ -60,7 +83,8 @@ def load_method(reference: str) -> Method:
             f"{spec.name} needs {', '.join(missing)}, which is not installed",
             "install the extra that carries it",
         )
-    return Method(spec, loaded.entry.origin, loaded.entry.reference, method_digest(loaded))
+    origin, reference = loaded.entry.origin, loaded.entry.reference
+    return Method(spec, origin, reference, method_digest(loaded), label)
 
 
 def method_digest(loaded: Loaded[OptimizerSpec]) -> str:
@@ -99,7 +123,7 @@ def method_data(method: Method) -> dict[str, Any]:
     return {
         "name": method.name,
         "origin": method.origin,
-        "reference": method.reference,
+        "reference": method.reference + (f"@{method.label}" if method.label else ""),
         "digest": method.digest,
         "spec": {
             **{name: to_plain(getattr(spec, name)) for name in kept},
@@ -148,6 +172,9 @@ def new_run(
         "protocol_origin": origin,
         "protocol_digest": protocol_digest(protocol),
         "methods": [method_data(method) for method in methods],
+        "horizons": {},
+        "studies": {},
+        "freeze": None,
         "timing_batches": [[method.name for method in methods]],
         "data": corpus_facts,
         "environment": provenance.environment(device),
@@ -182,6 +209,7 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
     counts = {
         "budget.steps": protocol.budget.steps,
         "budget.trials": protocol.budget.trials,
+        "budget.studies": protocol.budget.studies,
         "the number of final seeds": final_seeds,
         "data.batch": protocol.data.batch,
         "data.sequence": protocol.data.sequence,
@@ -200,8 +228,34 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
             raise BenchError(f"{name} = {count}", "accepted: 1 or more")
     if protocol.budget.trial_timeout_s <= 0:
         raise BenchError(f"budget.trial_timeout_s = {protocol.budget.trial_timeout_s}", "> 0")
-    if final_seeds >= SEED_STRIDE:
-        raise BenchError(f"{final_seeds} final seeds", f"accepted: fewer than {SEED_STRIDE}")
+    budget = protocol.budget
+    if final_seeds > MAX_FINALS or budget.studies > MAX_STUDIES:
+        raise BenchError(
+            f"{final_seeds} final seeds and {budget.studies} studies",
+            f"accepted: at most {MAX_FINALS} and {MAX_STUDIES}",
+        )
+    if not 0 <= protocol.tuner.reserve < budget.trials:
+        raise BenchError(
+            f"tuner.reserve = {protocol.tuner.reserve} of {budget.trials} trials",
+            "accepted: 0 or more, and fewer than budget.trials",
+        )
+    if budget.sweep < 0 or budget.sweep_seeds < 1:
+        raise BenchError(
+            f"a sweep of {budget.sweep} rates x {budget.sweep_seeds} seeds",
+            "accepted: budget.sweep of 0 or more, budget.sweep_seeds of 1 or more",
+        )
+    if (budget.amount is None) != (budget.unit == "steps"):
+        raise BenchError(
+            f"budget.unit={budget.unit} with budget.amount={budget.amount}",
+            "an amount goes with any unit but steps, for which budget.steps is the budget",
+        )
+    if budget.amount is not None and budget.amount <= 0:
+        raise BenchError(f"budget.amount = {budget.amount:g}", "accepted: a number above 0")
+    if not 0 < protocol.alpha < 1 or protocol.margin_nats <= 0:
+        raise BenchError(
+            f"alpha={protocol.alpha:g}, margin_nats={protocol.margin_nats:g}",
+            "accepted: 0 < alpha < 1 and a margin above 0",
+        )
 
 
 def reopen(folder: Path) -> tuple[RunWriter, dict[str, Any]]:

@@ -24,6 +24,9 @@ class Task(Protocol):
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Mean loss of a batch [b, t + 1] in nats a token, 0-dim."""
 
+    def sampled_loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
+        """The same against labels drawn from the model's own distribution, not the batch's."""
+
     def evaluate(self, model: nn.Module, sequences: Tokens, device: torch.device) -> float:
         """Mean loss over sequences [n, t + 1], in nats a token. Reads the device once."""
 
@@ -40,12 +43,23 @@ class CausalLM:
             return torch.autocast(self._device_type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+    def _logits(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """In float32, [b * t, vocabulary]."""
         with self._context():
             logits: Tensor = model(input_ids=batch[:, :-1]).logits
-        return nn.functional.cross_entropy(
-            logits.float().reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1)
-        )
+        return logits.float().reshape(-1, logits.shape[-1])
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        logits = self._logits(model, batch)
+        return nn.functional.cross_entropy(logits, batch[:, 1:].reshape(-1))
+
+    def sampled_loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
+        logits = self._logits(model, batch)
+        # The largest of logit + Gumbel noise is a draw from the softmax; `multinomial` would wait
+        # for the device to check its input.
+        noise = torch.empty_like(logits.detach()).exponential_(generator=generator).log_()
+        labels = (logits.detach() - noise).argmax(dim=-1)
+        return nn.functional.cross_entropy(logits, labels)
 
     def evaluate(self, model: nn.Module, sequences: Tokens, device: torch.device) -> float:
         model.eval()

@@ -109,7 +109,7 @@ class Trial:
             return "unsupported", unsupported
         self.setup()
         self.wall_s["setup"] = time.perf_counter() - start
-        if self.request.phase == "timing":
+        if self.request.phase in ("timing", "calibrate"):
             self._timing()
             return "ok", None
         self._train()
@@ -183,7 +183,10 @@ class Trial:
         # alone: nothing that one step draws can shift the next.
         self._reseed(derive_seed_fast(self.request.seed, step))
         batch = StepBatch(
-            [lambda: self.task.loss(self.model, tokens)], self.protocol.tokens_per_step, on_phase
+            [lambda: self.task.loss(self.model, tokens)],
+            self.protocol.tokens_per_step,
+            on_phase,
+            [lambda generator: self.task.sampled_loss(self.model, tokens, generator)],
         )
         result = self.stepper.step(batch, self.lr_scale(step))
         self.passes += batch.passes

@@ -23,6 +23,7 @@ class TrialRequest:
     tuned: tuple[str, ...]
     trial: int
     seed: int
+    study: int = 0
     device: str = "cpu"
     retries: int = 0
     spec_digest: str | None = None
@@ -64,6 +65,7 @@ def identity(request: TrialRequest) -> dict[str, Any]:
         "protocol": request.protocol.name,
         "optimizer": request.optimizer,
         "trial": request.trial,
+        "study": request.study,
         "seed": request.seed,
         "hparams": dict(request.hparams),
         "tuned": request.tuned,

@@ -2,15 +2,17 @@
 
 `bracket` spends every method's trials alike: trial 0 at the paper's defaults; then the scale
 dimension moves by a fixed factor, up or down, until its minimum is interior; the rest is one
-scrambled Sobol sequence over ranges of the same width for every method. What is proposed depends
-on the study's seed and on the losses told before, never on the number of workers.
+scrambled Sobol sequence over ranges of the same width for every method. The last trials are a
+reserve: while the best point lies in the outer tenth of a range they go beyond that edge, else the
+sequence goes on. What is proposed depends on the study's seed and on the losses told before, never
+on the number of workers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench.digest import derive_seed
@@ -59,9 +61,8 @@ def next_offset(tried: Mapping[int, float], allowed: Sequence[int]) -> int | Non
         allowed: offsets that the dimension's natural bounds permit.
     """
     if all(math.isinf(loss) for loss in tried.values()):
-        candidates: tuple[int, ...] = (
-            min(tried) - 1,
-        )  # nothing works yet: a smaller scale is the safer side
+        # Nothing works yet: a smaller scale is the safer side.
+        candidates: tuple[int, ...] = (min(tried) - 1,)
     else:
         best = min(tried, key=lambda offset: (tried[offset], abs(offset)))
         candidates = (best + 1, best - 1)
@@ -75,23 +76,39 @@ class TuningStudy:
         spec: the method.
         tuner: the protocol's rule.
         trials: how many are asked in all; every one counts, whatever becomes of it.
-        seed: of the whole run; the study's own seed derives from it and from the method's name.
+        seed: of the whole run; the study's own seed derives from it, `name` and `index`.
+        index: of the study among the method's independent ones.
+        name: the method's name in the run, if not the spec's.
     """
 
-    def __init__(self, spec: OptimizerSpec, tuner: Tuner, trials: int, seed: int) -> None:
+    def __init__(
+        self,
+        spec: OptimizerSpec,
+        tuner: Tuner,
+        trials: int,
+        seed: int,
+        index: int = 0,
+        name: str | None = None,
+    ) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.spec, self.tuner, self.trials = spec, tuner, trials
-        self.seed = derive_seed("tune", seed, spec.name)
+        self.seed = derive_seed("tune", seed, name or spec.name, index)
         self._study = optuna.create_study(sampler=_bracket_sampler(self))
         self._told: dict[int, TrialRecord] = {}
         self._open: dict[int, Any] = {}
         self._values: dict[int, dict[str, Any]] = {}
+        self._beyond: set[int] = set()
 
     @property
     def asked(self) -> int:
         return len(self._values)
+
+    @property
+    def beyond_count(self) -> int:
+        """Trials spent beyond an edge so far."""
+        return len(self._beyond)
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -109,27 +126,40 @@ class TuningStudy:
         return [self._ask_one() for _ in range(min(size, self.trials - self.asked))]
 
     def _generation(self) -> int:
+        left = self.trials - self.tuner.reserve - self.asked
+        if left < 1:
+            return 1  # the reserve looks at the best point before every trial
         if self.tuner.kind != "bracket":
-            return self.tuner.generation
+            return min(self.tuner.generation, left)
         # While bracketing every step needs the one before; the Sobol points need nothing.
-        return 1 if self.asked == 0 or self.offset() is not None else self.trials
+        return 1 if self.asked == 0 or self.offset() is not None else left
 
     def _ask_one(self) -> Proposal:
         number = self.asked
         self._study.sampler = self._sampler(number)
         bracket = self.tuner.kind == "bracket"
-        wide = bracket or number == 0  # a default may lie outside its range
+        fixed = self._fixed_point(number)
+        wide = bracket or fixed is not None  # a default may lie outside its range
         space = {name: dim.distribution(wide) for name, dim in self.spec.space.items()}
-        if number == 0 and not bracket:
-            self._study.enqueue_trial(
-                {name: dim.coordinate(dim.default) for name, dim in self.spec.space.items()},
-                skip_if_exists=False,
-            )
+        if fixed is not None:
+            self._study.enqueue_trial(fixed, skip_if_exists=False)
         trial = self._study.ask(space)
         tuned = {name: self.spec.space[name].value(x) for name, x in trial.params.items()}
         self._open[number] = trial
         self._values[number] = tuned
         return Proposal(number, {**self.spec.fixed, **tuned})
+
+    def _fixed_point(self, number: int) -> dict[str, float] | None:
+        """Coordinates of a trial that no sampler chooses: the defaults, a step beyond an edge."""
+        if number == 0:
+            return {name: dim.coordinate(dim.default) for name, dim in self.spec.space.items()}
+        bracketing = self.tuner.kind == "bracket" and self.offset() is not None
+        if number < self.trials - self.tuner.reserve or bracketing:
+            return None
+        point = self.beyond_edge()
+        if point is not None:
+            self._beyond.add(number)
+        return point
 
     def _sampler(self, number: int) -> BaseSampler:
         """The sampler of a trial; seeded per trial, so that a resumed study proposes the same."""
@@ -154,6 +184,47 @@ class TuningStudy:
     def best(self) -> TrialRecord | None:
         """The study's best trial so far, or None if none ended well."""
         return best_record(self.records)
+
+    # --- ranges and their edges --------------------------------------------------------------
+
+    def ranges(self) -> dict[str, Dim]:
+        """Every dimension with the range in use: the scale's lies around the bracket's minimum;
+        trials beyond an edge widen a range."""
+        dims = dict(self.spec.space)
+        if self.tuner.kind == "bracket":
+            dims[self.spec.scale] = self.scale.around(self._centre(), self.tuner.decades)
+        for number in sorted(self._beyond & set(self._told)):
+            for name, dim in dims.items():
+                value = self._values[number][name]
+                dims[name] = replace(dim, low=min(dim.low, value), high=max(dim.high, value))
+        return dims
+
+    def edges(self) -> dict[str, str]:
+        """Dimensions whose best value lies in the outer tenth of its range, with the side."""
+        best = self.best()
+        if best is None:
+            return {}
+        found = {n: dim.edge(float(best.hparams[n])) for n, dim in self.ranges().items()}
+        return {name: side for name, side in found.items() if side is not None}
+
+    def beyond_edge(self) -> dict[str, float] | None:
+        """The best point with its first edge dimension moved a third of a decade past the range
+        (a third of the range where it is not logarithmic); None if nothing is at an edge."""
+        best, edges = self.best(), self.edges()
+        if best is None or not edges:
+            return None
+        name, side = next(iter(edges.items()))
+        dim = self.ranges()[name]
+        low, high = dim.coordinate(dim.low), dim.coordinate(dim.high)
+        step = math.log(10) / 3 if dim.scale == "log" else (high - low) / 3
+        moved = high + step if side == "high" else low - step
+        point = {n: d.coordinate(float(best.hparams[n])) for n, d in self.spec.space.items()}
+        return {**point, name: dim.coordinate(dim.value(moved))}
+
+    def _centre(self) -> float:
+        tried = self.bracket_trials()
+        losses = {k: objective(self._told[n]) for k, n in tried.items()}
+        return self.scale_at(min(losses, key=lambda k: (losses[k], abs(k))) if losses else 0)
 
     # --- the bracket rule --------------------------------------------------------------------
 
@@ -196,12 +267,9 @@ class TuningStudy:
         """The rest of the trials: one scrambled Sobol sequence around the bracket's minimum."""
         from scipy.stats import qmc
 
-        tried = self.bracket_trials()
-        losses = {k: objective(self._told[n]) for k, n in tried.items()}
-        centre = min(losses, key=lambda k: (losses[k], abs(k))) if losses else 0
         dims = dict(self.spec.space)
         if self.tuner.kind == "bracket":
-            dims[self.spec.scale] = self.scale.around(self.scale_at(centre), self.tuner.decades)
+            dims[self.spec.scale] = self.scale.around(self._centre(), self.tuner.decades)
         count = self.trials - skipped
         engine = qmc.Sobol(len(dims), scramble=True, rng=derive_seed(self.seed, "sobol") % 2**32)
         shares = engine.random_base2(max(0, (count - 1).bit_length()))[:count]
@@ -236,7 +304,7 @@ def _bracket_sampler(owner: TuningStudy) -> BaseSampler:
                 point[owner.spec.scale] = owner.scale.coordinate(owner.scale_at(offset))
                 return point
             first = len(owner.bracket_trials()) if owner.tuner.kind == "bracket" else 1
-            return owner.sobol_points(first)[trial.number - first]
+            return owner.sobol_points(first)[trial.number - first - owner.beyond_count]
 
         def sample_independent(
             self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any

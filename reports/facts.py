@@ -12,7 +12,7 @@ from levelfield.bench import stats
 from levelfield.reports import measure
 from levelfield.reports.frames import finite_or, frame, per_parameter
 from levelfield.reports.measure import Missing
-from levelfield.reports.text import clean, exact, short
+from levelfield.reports.text import clean, exact
 from levelfield.reports.view import MEASURED, Method, View, statuses
 
 if TYPE_CHECKING:
@@ -261,9 +261,9 @@ def _values(method: Method) -> list[dict[str, Any]]:
                 "name": clean(name),
                 "value": exact(value),
                 "kind": kind if used else f"{kind}, not run",
-                "default": short(dim["default"]) if "default" in dim else plain,
-                "range_low": short(dim["low"]) if "low" in dim else plain,
-                "range_high": short(dim["high"]) if "high" in dim else plain,
+                "default": exact(dim["default"]) if "default" in dim else plain,
+                "range_low": exact(dim["low"]) if "low" in dim else plain,
+                "range_high": exact(dim["high"]) if "high" in dim else plain,
                 "range_scale": clean(dim["scale"]) if "scale" in dim else plain,
             }
         )

@@ -17,15 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from levelfield.bench.meter import state_bytes as stored_bytes
 from levelfield.bench.spec import ParamInfo
 from levelfield.bench.stepper import Parameter
-from levelfield.optimizers.frugal import (
-    SPEC,
+from levelfield.optimizers._frugal import (
     Frugal,
-    build,
     count_blocks,
     count_columns,
     periods_over,
     select_blocks,
 )
+from levelfield.optimizers.frugal import SPEC, build
 from levelfield.tests.optimizer_cases import (
     SHAPES,
     Array,

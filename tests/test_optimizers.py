@@ -250,12 +250,15 @@ def bare(
 def test_odd_parameters(spec: OptimizerSpec, name: str) -> None:
     tensors = odd_tensors()
     keep = {"used", "unused", name}
-    if tensors[name][1].numel() == 0 and "empty" in spec.cannot:
-        pytest.skip("the method cannot take empty tensors")
     stepper, params, model = bare(spec, {key: tensors[key] for key in tensors if key in keep})
     start = {param.info.name: param.tensor.detach().clone() for param in params}
-    for _ in range(6):
-        stepper.step(StepBatch([model.loss], 1), 1.0)
+    try:
+        for _ in range(6):
+            stepper.step(StepBatch([model.loss], 1), 1.0)
+    except Exception as error:
+        if tensors[name][1].numel() == 0 and spec.implementation != "own":
+            pytest.skip(f"{spec.implementation} refuses empty tensors: {error!r}")
+        raise
     end = {param.info.name: param.tensor.detach() for param in params}
     assert all(torch.isfinite(value).all() for value in end.values())
     assert torch.equal(start["unused"], end["unused"])
@@ -265,12 +268,11 @@ def test_odd_parameters(spec: OptimizerSpec, name: str) -> None:
 
 
 def test_a_layout_in_memory_changes_nothing(spec: OptimizerSpec) -> None:
-    tensors = odd_tensors()
     ends = []
     for contiguous in (False, True):
         asked = {
             key: (role, tensor.contiguous() if contiguous else tensor)
-            for key, (role, tensor) in tensors.items()
+            for key, (role, tensor) in odd_tensors().items()
             if key in ("used", "unused", "transposed", "strided", "transposed head")
         }
         stepper, params, model = bare(spec, asked)

@@ -211,5 +211,5 @@ def test_windows_lie_anywhere_in_the_train_slice() -> None:
 def test_a_train_slice_that_is_too_short_is_told() -> None:
     data = Data(sequence=8)
     BatchOrder(np.zeros(10, dtype=np.uint16), data, 0).next()
-    with pytest.raises(BenchError, match="train slice holds 9 tokens .* need at least 10"):
+    with pytest.raises(BenchError, match=r"train slice holds 9 tokens .* need at least 10"):
         BatchOrder(np.zeros(9, dtype=np.uint16), data, 0)

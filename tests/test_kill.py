@@ -1,0 +1,236 @@
+"""Runs that are killed: nothing is left running, nothing is lost, nothing is trained twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from levelfield.bench import api
+from levelfield.bench.spec import BenchError, Phase
+from levelfield.bench.store import RECORDS, RUNNING, Run, chain_breaks, equal_records
+from levelfield.tests import small
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="processes are found through /proc"
+)
+
+SLOW = small.plugin("odd:SLOW")
+METHODS = ("adamw", SLOW)
+PROTOCOL = f"{Path(small.__file__)}:PROTOCOL"
+MARK = "LEVELFIELD_TEST_MARK"
+COORDINATOR = """
+import sys
+from levelfield.bench import api
+from levelfield.tests import small
+api.run(small.PROTOCOL, sys.argv[2:], out=sys.argv[1], slots=2)
+"""
+COMMAND = "from levelfield.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run that nobody interrupts."""
+    return small.run(tmp_path_factory.mktemp("whole"), METHODS, slots=2)
+
+
+@dataclass
+class Coordinator:
+    """A run in a process group of its own, whose processes carry a mark."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    out: Path
+
+    def pids(self) -> set[int]:
+        """Every living process that the run has started, found by its mark."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if self.mark.encode() in (entry / "environ").read_bytes():
+                        found.add(int(entry.name))
+        return found
+
+    @property
+    def folder(self) -> Path | None:
+        return next(self.out.glob("*-small-*"), None)
+
+    def records(self) -> int:
+        file = self.folder / RECORDS if self.folder else None
+        return file.read_bytes().count(b"\n") if file and file.exists() else 0
+
+    def running(self) -> list[str]:
+        folder = self.folder / RUNNING if self.folder else None
+        return sorted(item.name for item in folder.iterdir()) if folder else []
+
+    def wait_for(self, ready: Callable[[], object], limit_s: float = 60.0) -> None:
+        end_s = time.monotonic() + limit_s
+        while not ready():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end_s, "the run never got there"
+            time.sleep(0.005)
+
+    def ended(self) -> bool:
+        """Whether nothing of the run is left after at most two seconds."""
+        end_s = time.monotonic() + 2.0
+        while self.pids():
+            if time.monotonic() > end_s:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+@pytest.fixture
+def start(tmp_path: Path, root: Path) -> Iterator[Callable[..., Coordinator]]:
+    """Starts coordinators, and leaves none of their processes behind."""
+    started: list[Coordinator] = []
+
+    def begin(code: str, *arguments: str) -> Coordinator:
+        mark = f"{MARK}={uuid.uuid4()}"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, MARK: mark.partition("=")[2]},
+            cwd=root,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(Coordinator(process, mark, tmp_path))
+        return started[-1]
+
+    yield begin
+    for coordinator in started:
+        for pid in coordinator.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        coordinator.process.communicate()
+
+
+def under_way(coordinator: Coordinator, phase: Phase) -> Callable[[], bool]:
+    """Whether the slow method trains in a phase, and something has a record."""
+    return lambda: coordinator.records() > 0 and any(
+        key.startswith(f"{phase}-slow-") for key in coordinator.running()
+    )
+
+
+def check_resumed(coordinator: Coordinator, whole: Run) -> None:
+    """The rest of the run, in this process."""
+    folder = coordinator.folder
+    assert folder is not None
+    interrupted = coordinator.running()
+    assert interrupted
+    before = (folder / RECORDS).read_bytes()
+    left = before[: before.rfind(b"\n") + 1]
+    resumed = api.resume(folder)
+    assert (folder / RECORDS).read_bytes().startswith(left)
+    assert equal_records(whole.records, resumed.records) == []
+    assert len(resumed.records) == len(whole.records)
+    assert len({record.key for record in resumed.records}) == len(whole.records)
+    assert list(chain_breaks(folder / RECORDS)) == []
+    assert coordinator.running() == []
+    counted = [item["key"] for item in resumed.manifest["interruptions"]]
+    assert set(counted) <= set(interrupted)
+    assert any("-slow-" in key for key in counted)
+    retried = {
+        f"{r.phase}-{r.optimizer}-{r.trial}-{r.seed}": r.retries
+        for r in resumed.records
+        if r.retries
+    }
+    assert retried == dict.fromkeys(counted, 1)
+
+
+@pytest.mark.parametrize("phase", ["tune", "final", "timing"])
+@pytest.mark.parametrize("who", ["the group", "the coordinator"])
+def test_killed_and_resumed(
+    start: Callable[..., Coordinator], tmp_path: Path, whole: Run, who: str, phase: Phase
+) -> None:
+    coordinator = start(COORDINATOR, str(tmp_path), *METHODS)
+    coordinator.wait_for(under_way(coordinator, phase))
+    time.sleep(0.15)
+    if phase == "tune":
+        with pytest.raises(BenchError, match=f"in use .*process {coordinator.process.pid}"):
+            api.resume(coordinator.folder or "")
+        coordinator.wait_for(under_way(coordinator, phase))
+    assert len(coordinator.pids()) >= 3  # itself, the fork server, a trial
+    if who == "the group":
+        os.killpg(coordinator.process.pid, signal.SIGKILL)
+    else:
+        os.kill(coordinator.process.pid, signal.SIGKILL)
+    assert coordinator.ended()
+    out, err = coordinator.process.communicate()
+    assert (out, err) == ("", "")
+    check_resumed(coordinator, whole)
+
+
+@pytest.mark.parametrize("who", ["the group", "the coordinator"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_told_to_stop_and_resumed(
+    start: Callable[..., Coordinator], tmp_path: Path, whole: Run, name: str, who: str
+) -> None:
+    options = [item for method in METHODS for item in ("-o", method)]
+    coordinator = start(
+        COMMAND, "run", PROTOCOL, *options, "--slots", "2", "--json", "--out", str(tmp_path)
+    )
+    coordinator.wait_for(under_way(coordinator, "tune"))
+    number = getattr(signal, name)
+    if who == "the group":  # as a Ctrl-C does
+        os.killpg(coordinator.process.pid, number)
+    else:
+        os.kill(coordinator.process.pid, number)
+    assert coordinator.ended()
+    out, err = coordinator.process.communicate()
+    assert "Traceback" not in err
+    assert "Error" not in err
+    if name == "SIGINT":
+        assert coordinator.process.returncode == 130
+        assert err.splitlines()[-1] == "levelfield: interrupted; what has a record is safe"
+        assert '"status": "error"' in out
+    else:
+        assert coordinator.process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+    check_resumed(coordinator, whole)
+
+
+@pytest.mark.parametrize("delay_s", [0.1, 0.6, 1.5])
+def test_told_to_stop_while_the_fork_server_loads(
+    start: Callable[..., Coordinator], tmp_path: Path, delay_s: float
+) -> None:
+    coordinator = start(COMMAND, "run", PROTOCOL, "-o", "adamw", "--out", str(tmp_path))
+    coordinator.wait_for(lambda: coordinator.running())
+    time.sleep(delay_s)
+    os.killpg(coordinator.process.pid, signal.SIGINT)
+    assert coordinator.ended()
+    _, err = coordinator.process.communicate()
+    assert "Traceback" not in err
+    assert coordinator.process.returncode == 130
+
+
+def test_killed_again_and_again(
+    start: Callable[..., Coordinator], tmp_path: Path, whole: Run
+) -> None:
+    """Every interruption of a cell is counted."""
+    coordinator = start(COORDINATOR, str(tmp_path), *METHODS)
+    code = f"import sys; from levelfield.bench import api; api.resume(sys.argv[1])"
+    for again in range(2):
+        coordinator.wait_for(lambda: "tune-slow-0-0" in coordinator.running())
+        coordinator.wait_for(lambda: len(coordinator.pids()) >= 3)
+        os.kill(coordinator.process.pid, signal.SIGKILL)
+        assert coordinator.ended()
+        if again == 0:
+            # Until it holds the lock the old marker is still there: it goes first.
+            (coordinator.folder or tmp_path).joinpath(RUNNING, "tune-slow-0-0").unlink()
+            manifest = (coordinator.folder or tmp_path) / "manifest.json"
+            coordinator = start(code, str(coordinator.folder))
+            assert manifest.exists()
+    resumed = api.resume(coordinator.folder or "")
+    assert equal_records(whole.records, resumed.records) == []
