@@ -200,6 +200,10 @@ def run(
     into: Annotated[
         Path | None, typer.Option("--into", help="Add methods (-o) or finals (--seeds) to a run.")
     ] = None,
+    tuned_from: Annotated[
+        Path | None,
+        typer.Option("--tuned-from", help="Also train at the best points of this run, untuned."),
+    ] = None,
     rerun_stale: Annotated[
         bool, typer.Option("--rerun-stale", help="With --resume: train changed methods again.")
     ] = False,
@@ -208,7 +212,7 @@ def run(
     """Tune, train and time methods under a protocol, and write the page."""
 
     def work() -> Result:
-        from levelfield.bench import api, progress
+        from levelfield.bench import api, family, progress
 
         chosen = {
             "PROTOCOL": protocol,
@@ -218,12 +222,15 @@ def run(
             "--seeds": seeds,
             "--device": device,
             "--out": out,
+            "--tuned-from": tuned_from,
         }
         given = {name for name, value in chosen.items() if value is not None}
         watcher = progress.watcher(slots or 1)
         if resume is not None:
             _only(given, (), "--resume", into is not None)
             with watcher:
+                if family.is_family(resume):
+                    return _family_finished(family.resume_family(resume, watcher=watcher))
                 done = api.resume(resume, rerun_stale=rerun_stale, slots=slots, watcher=watcher)
         elif into is not None:
             _only(given, ("-o", "--seeds"), "--into", rerun_stale)
@@ -236,11 +243,31 @@ def run(
                 raise BenchError("no protocol given", "`levelfield list protocols` names them")
             if rerun_stale:
                 raise BenchError("--rerun-stale goes with --resume")
+            wanted, methods, origin = api.resolve(protocol, optimizer or (), settings or ())
+            if wanted.variants:
+                if tuned_from is not None:
+                    raise BenchError("--tuned-from goes with a single protocol, not a family")
+                with watcher:
+                    return _family_finished(
+                        family.run_family(
+                            wanted,
+                            methods,
+                            origin=origin,
+                            settings=settings or (),
+                            seed=seed or 0,
+                            seeds=seeds,
+                            slots=slots,
+                            device=device or "cpu",
+                            out=out or Path("runs"),
+                            watcher=watcher,
+                        )
+                    )
             with watcher:
                 done = api.run(
                     protocol,
                     optimizer or (),
                     settings=settings or (),
+                    tuned_from=tuned_from,
                     seed=seed or 0,
                     seeds=seeds,
                     slots=slots,
@@ -278,6 +305,20 @@ def _finished(done: Any) -> Result:
         counts[record.status] = counts.get(record.status, 0) + 1
     data = {"run": str(done.path), "page": str(path), "records": counts, "methods": methods}
     return Result(data, lines, code)
+
+
+def _family_finished(done: Any) -> Result:
+    from levelfield.bench.campaign import exit_code
+    from levelfield.reports import family, page
+
+    pages = {name: str(page.write(run)) for name, run in done.runs}
+    path = family.write(done)
+    codes = [
+        exit_code(run.records, [item["name"] for item in run.manifest["methods"]])
+        for _, run in done.runs
+    ]
+    data = {"family": str(done.path), "page": str(path), "pages": pages}
+    return Result(data, [*family.summary(done), f"page: {path}"], max(codes, default=EXIT_FAILED))
 
 
 @app.command()

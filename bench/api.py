@@ -49,6 +49,7 @@ def run(
     slots: int | None = None,
     device: str = "cpu",
     out: Path | str = "runs",
+    tuned_from: Path | str | None = None,
     watcher: Watcher | None = None,
 ) -> Run:
     """Tune, train and time methods under a protocol; returns the finished run.
@@ -65,24 +66,31 @@ def run(
         slots: trials at once (default: cores // threads, or the number of GPUs).
         device: `cpu`, `cuda` (all of them) or `cuda:0`.
         out: parent folder of the run's folder.
+        tuned_from: another run, whose best points are trained here too, without tuning.
 
     Raises:
         BenchError: a mistake in what was asked for.
     """
     protocol, methods, origin = resolve(protocol, optimizers, settings)
+    if protocol.variants:
+        raise BenchError(
+            f"{protocol.name} is a family of {len(protocol.variants)} protocols",
+            "levelfield.bench.family.run_family runs it",
+        )
     devices, slots = places(device, slots, protocol.threads)
     writer = study.new_run(
         protocol,
         methods,
         out=Path(out),
-        seed=_checked_seed(seed),
+        transfer=None if tuned_from is None else study.transfer_from(Path(tuned_from), methods),
+        seed=checked_seed(seed),
         final_seeds=protocol.budget.seeds if seeds is None else seeds,
         slots=slots,
         device=device,
         modified=settings,
         origin=origin,
     )
-    return _go(writer, protocol, methods, devices, slots, watcher)
+    return train(writer, protocol, methods, devices, slots, watcher)
 
 
 def resolve(
@@ -151,10 +159,10 @@ def _reopen(
             study.refresh_methods(writer, methods)
         if added or seeds is not None:
             study.with_methods(writer, manifest, added, seeds)
-    return _go(writer, protocol, (*methods, *added), devices, slots, watcher)
+    return train(writer, protocol, (*methods, *added), devices, slots, watcher)
 
 
-def _go(
+def train(
     writer: RunWriter,
     protocol: Protocol,
     methods: Sequence[study.Method],
@@ -162,6 +170,7 @@ def _go(
     slots: int,
     watcher: Watcher | None,
 ) -> Run:
+    """Train whatever a run has no record of, and read the run back."""
     from levelfield.bench.execute import LocalExecutor
 
     watcher = watcher or Silent()
@@ -199,7 +208,8 @@ def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...
     return chosen, slots or len(chosen)
 
 
-def _checked_seed(seed: int) -> int:
+def checked_seed(seed: int) -> int:
+    """A run seed in range."""
     if not 0 <= seed < 2**40:
         raise BenchError(f"--seed {seed}", "accepted: 0 to 2^40")
     return seed

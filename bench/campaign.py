@@ -111,6 +111,7 @@ class Campaign:
         best = self._tune()
         self._freeze(best)
         self._finals(best)
+        self._transfer()
         self._sweep(best)
         self._timing(best)
 
@@ -234,6 +235,22 @@ class Campaign:
                     queue.append(self._request(method, "final", trial, seed, found.hparams, study))
         self.watcher.phase("final", len(queue), 0)
         self._drain(queue, lambda record: None, self.executor.slots)
+
+    def _transfer(self) -> None:
+        """Finals at another run's best points, on the seeds of the finals."""
+        points = (self.writer.manifest.get("transfer") or {}).get("hparams", {})
+        queue: deque[TrialRequest] = deque()
+        for study in range(self.protocol.budget.studies):
+            for index in range(self.final_seeds):
+                for method in self.methods:
+                    hparams = points.get(f"{method.name}#{study}", points.get(f"{method.name}#0"))
+                    if hparams is not None:
+                        seed = final_seed(self.seed, study, index)
+                        trial = study * self.final_seeds + index
+                        queue.append(self._request(method, "transfer", trial, seed, hparams, study))
+        if queue:
+            self.watcher.phase("transfer", len(queue), 0)
+            self._drain(queue, lambda record: None, self.executor.slots)
 
     def _sweep(self, best: Best) -> None:
         """Rates around the first study's best point, everything else as it is there."""

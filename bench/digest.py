@@ -112,11 +112,17 @@ def derive_seed(*parts: Any) -> int:
     return int.from_bytes(hashlib.sha256(canonical_json(parts).encode()).digest()[:8], "big") >> 1
 
 
+JUDGED = (
+    *("summary", "note", "methods", "ranked", "reference", "claims", "alpha", "margin_nats"),
+    *("targets", "paired", "axis", "variants"),
+)
+"""Protocol fields that say how results are read, not how a trial runs."""
+
+
 def protocol_digest(protocol: Protocol) -> str:
     """Everything that changes a number: all fields but the texts, and the engine's version."""
     data = to_plain(protocol)
-    for judged in ("summary", "note", "methods", "ranked", "reference", "alpha", "margin_nats",
-                   "targets", "paired"):  # fmt: skip
+    for judged in JUDGED:
         data.pop(judged)
     # Neither how many trials and seeds are run nor their time limit changes what one trial is.
     budget = protocol.budget

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from levelfield.bench.train_request import Progress, TrialRequest
 
 PRELOAD = [
+    "levelfield.bench.fork_server",
     "__main__",
     "torch.optim",
     "transformers.models.llama.modeling_llama",

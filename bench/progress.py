@@ -13,6 +13,7 @@ PHASES = {
     "calibrate": "calibration",
     "tune": "tuning",
     "final": "final seeds",
+    "transfer": "finals at another run's points",
     "sweep": "rate sweep",
     "timing": "timing",
 }

@@ -66,7 +66,7 @@ class Dim:
         if self.scale == "log":
             raw = math.exp(coordinate)
         elif self.scale == "log1m":
-            raw = -math.expm1(-coordinate)
+            raw = min(-math.expm1(-coordinate), 0.999999)  # more nines would round to one
         return min(max(float(f"{raw:.6g}"), self.bounds[0]), self.bounds[1])
 
     def at(self, share: float) -> float:

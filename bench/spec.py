@@ -22,7 +22,7 @@ ENGINE_VERSION = 1
 Role = Literal["matrix", "embed", "head", "vector"]
 ROLES: tuple[Role, ...] = ("matrix", "embed", "head", "vector")
 
-Phase = Literal["calibrate", "tune", "final", "sweep", "timing"]
+Phase = Literal["calibrate", "tune", "final", "transfer", "sweep", "timing"]
 Status = Literal[
     "ok", "diverged", "undertrained", "oom", "timeout", "killed", "error", "unsupported"
 ]
@@ -136,6 +136,8 @@ class OptimizerSpec:
     """Of `grad_accumulation`, `sharding`, `bf16`, ...: told as `unsupported`, never tried."""
     requires: tuple[str, ...] = ()
     """Importable modules that may be missing; then the method is unavailable, with the reason."""
+    parent: str | None = None
+    """The method this one is without its compression (FOAM: Adam): a rung of the gain ladder."""
     implementation: str = "own"
     """`own`, `torch`, `pytorch-optimizer x.y`, ..."""
 
@@ -288,6 +290,15 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One member of a family of protocols: a name, and the fields that differ."""
+
+    name: str
+    settings: tuple[str, ...]
+    """As given to `--set`: "model.hidden=48"."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
     """One question put to every method alike."""
 
@@ -315,6 +326,8 @@ class Protocol:
     """CPU threads a trial."""
     reference: str = "adamw"
     """The method whose step time is 1."""
+    claims: str = "adamw_split"
+    """The method that claims are made against: the embedding/head rate is the largest confound."""
     alpha: float = 0.05
     """Family-wise rate of false claims."""
     margin_nats: float = 0.01
@@ -325,6 +338,10 @@ class Protocol:
     """Whether methods share their final seeds; False for the A/A control with disjoint ones."""
     methods: tuple[str, ...] = ()
     """Methods run when none is named."""
+    axis: str = ""
+    """What the variants differ in: `parameters`, `tokens` or `batch`."""
+    variants: tuple[Variant, ...] = ()
+    """A family: every variant is tuned and run by itself, and one page holds them together."""
 
     @property
     def tokens_per_step(self) -> int:

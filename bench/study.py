@@ -118,7 +118,7 @@ def method_data(method: Method) -> dict[str, Any]:
     spec = method.spec
     kept = (
         *("family", "summary", "paper", "code", "licence", "version", "scale", "fixed", "roles"),
-        *("passes", "schedule", "refreshes", "implementation", "requires", "cannot"),
+        *("passes", "schedule", "refreshes", "parent", "implementation", "requires", "cannot"),
     )
     return {
         "name": method.name,
@@ -146,8 +146,14 @@ def new_run(
     device: str,
     modified: Sequence[str] = (),
     origin: str = "",
+    folder: Path | None = None,
+    transfer: Mapping[str, Any] | None = None,
 ) -> RunWriter:
     """Make the folder of a new run, after every check that needs no training.
+
+    Args:
+        folder: of the run, if not one with a fresh name under `out`.
+        transfer: hyper-parameters of another run, as `transfer_from` gives them.
 
     Raises:
         BenchError: a protocol that cannot work, or a folder that cannot be made.
@@ -175,6 +181,7 @@ def new_run(
         "horizons": {},
         "studies": {},
         "freeze": None,
+        "transfer": transfer,
         "timing_batches": [[method.name for method in methods]],
         "data": corpus_facts,
         "environment": provenance.environment(device),
@@ -183,7 +190,38 @@ def new_run(
         "interruptions": [],
         "warnings": [],
     }
-    return RunWriter.create(out / run_id, manifest)
+    return RunWriter.create(folder or out / run_id, manifest)
+
+
+def transfer_from(path: Path, methods: Sequence[Method]) -> dict[str, Any]:
+    """The best points of another run, for finals that are not tuned again.
+
+    Raises:
+        BenchError: no such run, one without a finished tuning, none of these methods in it, or a
+            method whose code changed since.
+    """
+    run = load_run(path)
+    digests = {item["name"]: item["digest"] for item in run.manifest["methods"]}
+    changed = [m.name for m in methods if digests.get(m.name, m.digest) != m.digest]
+    if changed:
+        raise BenchError(f"the code of {', '.join(changed)} changed since {path} was run")
+    tuned = {(r.optimizer, r.study, r.trial): r for r in run.records if r.phase == "tune"}
+    found = {}
+    for key, facts in (run.manifest.get("studies") or {}).items():
+        name, _, index = key.rpartition("#")
+        record = tuned.get((name, int(index), facts["best_trial"]))
+        if record is not None and name in {method.name for method in methods}:
+            found[key] = dict(record.hparams)
+    if not found:
+        raise BenchError(
+            f"{path} holds no tuned point of {', '.join(method.name for method in methods)}",
+            "accepted: a run that finished tuning some of these methods",
+        )
+    return {
+        "run_id": run.manifest["run_id"],
+        "protocol": run.manifest["protocol"]["name"],
+        "hparams": found,
+    }
 
 
 def _corpus_facts(protocol: ProtocolRecord) -> dict[str, Any]:

@@ -276,7 +276,7 @@ class Trial:
         start = self.meter.now_s()
         with self.stepper.evaluating():
             self.selection_loss = self._loss_on("selection", None)
-            if self.request.phase == "final":
+            if self.request.phase in ("final", "transfer"):
                 self.report_loss = self._loss_on("report", None)
         self.wall_s["eval"] += self.meter.now_s() - start
         for loss in (self.selection_loss, self.report_loss):
@@ -335,7 +335,7 @@ class Trial:
             missing["selection_loss"] = reason or "the timing phase evaluates nothing"
         if self.held_bytes is None:
             missing["state_bytes"] = "no step was taken" if steps == 0 else reason or "not counted"
-        if self.request.phase != "final":
+        if self.request.phase not in ("final", "transfer"):
             missing["report_loss"] = "only final trials read the report slice"
         elif self.report_loss is None:
             missing["report_loss"] = reason or "not evaluated"

@@ -29,16 +29,16 @@ FRUGAL = {
     "block_order": "descending",
     "block_seed": 0,
     "inactive_lr_scale": 1.0,
-    "refresh_fraction": 0.05,
+    "refresh_fraction": 0.04,
 }
-"""What `frugal` fixes, less rho: the controls are all that is new."""
+"""What `frugal` fixes, less rho; T begins a little shorter, so that its largest leaves 6 refreshes."""
 
 FALLING_SHARE = {"rho_start": 0.25, "rho_end": 0.01, "decay_fraction": 0.8}
 
 GROWING_PERIOD = {
-    "max_fraction": 0.2,
+    "max_fraction": 0.16,
     "growth": 2.0,
-    "tau_low": 0.01,
+    "tau_low": 0.03,
     "loss_change": "signed",
     "refresh_rule": "modulus",
 }
@@ -96,7 +96,7 @@ class LossAwareFrugal(Frugal):
         *,
         max_period: float,
         growth: float = 2.0,
-        tau_low: float = 0.01,
+        tau_low: float = 0.03,
         loss_change: str = "signed",
         refresh_rule: str = "modulus",
         **options: Any,

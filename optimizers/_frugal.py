@@ -377,7 +377,9 @@ def held_bytes(
     if hparams["selection"] == "block":
         active = count_blocks(rho, len(matrices))
         if window is None:
-            return total + 2 * sum(sorted((info.nbytes for info in matrices), reverse=True)[:active])
+            return total + 2 * sum(
+                sorted((info.nbytes for info in matrices), reverse=True)[:active]
+            )
         start, number = window
         order, seed = hparams["block_order"], hparams["block_seed"]
         chosen = select_blocks(len(matrices), active, order, start, seed, number)

@@ -14,26 +14,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from levelfield.bench.spec import BenchError
-from levelfield.bench.stepper import GradientStepper, StepBatch, StepResult, set_lr
+from levelfield.bench.stepper import BuildContext, GradientStepper, StepBatch, StepResult, set_lr
 
 CLIPS = ("two_pass", "none")
 """By the global norm, with a pass that measures it, or not at all."""
 
 
-class FusedOptimizer(Protocol):
-    """What `FusedStepper` asks of an optimizer, which must be a `torch.optim.Optimizer` too."""
+class FusedOptimizer(torch.optim.Optimizer):
+    """An optimizer that can update one parameter at a time.
+
+    `step` does so from the gradients that are there, for the same numbers outside backward.
+    """
 
     def begin(self) -> None:
         """A step begins."""
 
-    def update(self, param: Tensor, grad: Tensor, group: Mapping[str, Any], factor: Tensor) -> None:
-        """Update one parameter. `factor`, 0-dim, multiplies the gradient; None stands for 1."""
+    def update(
+        self, param: Tensor, grad: Tensor, group: Mapping[str, Any], factor: Tensor | None
+    ) -> None:
+        """Update one parameter; `factor`, 0-dim, multiplies its gradient, None is 1.
+
+        `grad` is left alone.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.begin()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self.update(param, param.grad, group, None)
+        return loss
 
 
 Use = Callable[[Tensor, Tensor, Mapping[str, Any]], None]
@@ -48,9 +70,9 @@ class FusedStepper(GradientStepper):
         clip_norm: global bound on the gradient norm; it needs a second pass. None: no bound.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None) -> None:
+    def __init__(self, optimizer: FusedOptimizer, *, clip_norm: float | None) -> None:
         super().__init__([optimizer], clip_norm=clip_norm)
-        self._optimizer: Any = optimizer
+        self.optimizer = optimizer
 
     def step(self, batch: StepBatch, lr_scale: float) -> StepResult:
         """One pass, or one that measures and one that updates.
@@ -72,10 +94,9 @@ class FusedStepper(GradientStepper):
             _, norm = self._pass(batch, _discard)
             # Rounds as torch.nn.utils.clip_grads_with_norm_ does.
             factor = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        self._optimizer.begin()
-        update = partial(self._optimizer.update, factor=factor)
-        loss, after = self._pass(batch, update)
-        return StepResult(loss=loss, grad_norm=after if self.clip_norm is None else norm)
+        self.optimizer.begin()
+        loss, norm = self._pass(batch, partial(self.optimizer.update, factor=factor))
+        return StepResult(loss=loss, grad_norm=norm)
 
     def _pass(self, batch: StepBatch, use: Use) -> tuple[Tensor, Tensor]:
         """Forward and backward; every gradient is measured, used, freed. Loss and global norm."""
@@ -86,7 +107,8 @@ class FusedStepper(GradientStepper):
             assert grad is not None
             param.grad = None
             norms[param] = torch.linalg.vector_norm(grad, dtype=work_dtype(grad))
-            use(param, grad, group)
+            with torch.no_grad():
+                use(param, grad, group)
 
         # Only for this pass: gradients taken elsewhere are not ours, and whoever measures memory
         # has come before.
@@ -102,6 +124,13 @@ class FusedStepper(GradientStepper):
                 handle.remove()
         found = [norms[param] for param in self._parameters if param in norms]
         return loss, torch.linalg.vector_norm(torch.stack(found))
+
+
+def clip_norm_of(ctx: BuildContext, hparams: Mapping[str, Any]) -> float | None:
+    """The protocol's bound if the method is to heed it: `clip` is one of `CLIPS`."""
+    if hparams["clip"] not in CLIPS:
+        raise ValueError(f"clip {hparams['clip']!r}: accepted: {', '.join(CLIPS)}")
+    return ctx.clip_norm if hparams["clip"] == "two_pass" else None
 
 
 def _discard(param: Tensor, grad: Tensor, group: Mapping[str, Any]) -> None:

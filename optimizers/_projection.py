@@ -66,7 +66,8 @@ def singular_projector(matrix: Tensor, rank: int) -> Tensor:
     left, _, right = torch.linalg.svd(finite, full_matrices=False)
     chosen = right[:rank] if on_right(*matrix.shape) else left[:, :rank]
     # A view would keep all singular vectors alive.
-    return chosen.to(matrix.dtype, copy=True, memory_format=torch.contiguous_format)
+    projector: Tensor = chosen.to(matrix.dtype, copy=True, memory_format=torch.contiguous_format)
+    return projector
 
 
 def random_projector(matrix: Tensor, rank: int, seed: int) -> Tensor:
@@ -74,9 +75,7 @@ def random_projector(matrix: Tensor, rank: int, seed: int) -> Tensor:
     rows, columns = matrix.shape
     shape = (rank, columns) if on_right(rows, columns) else (rows, rank)
     generator = torch.Generator(matrix.device).manual_seed(seed)
-    drawn = torch.randn(
-        shape, generator=generator, device=matrix.device, dtype=work_dtype(matrix)
-    )
+    drawn = torch.randn(shape, generator=generator, device=matrix.device, dtype=work_dtype(matrix))
     return drawn.div_(math.sqrt(rank)).to(matrix.dtype)
 
 
@@ -87,9 +86,10 @@ def work_dtype(tensor: Tensor) -> torch.dtype:
 
 def norm(tensor: Tensor, dim: int | None = None) -> Tensor:
     """Euclidean norm in `work_dtype`: 0-dim, or over one dimension that is kept."""
-    return torch.linalg.vector_norm(
+    found: Tensor = torch.linalg.vector_norm(
         tensor, dim=dim, keepdim=dim is not None, dtype=work_dtype(tensor)
     )
+    return found
 
 
 def channel_scaling(direction: Tensor, low: Tensor, shape: torch.Size) -> Tensor:
@@ -222,7 +222,10 @@ class LowRank(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The base class's, and what is `kept` under `low_rank`."""
-        return {**super().state_dict(), "low_rank": {name: getattr(self, name) for name in self.kept}}
+        return {
+            **super().state_dict(),
+            "low_rank": {name: getattr(self, name) for name in self.kept},
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(dict(state_dict))
@@ -240,12 +243,13 @@ class LowRank(torch.optim.Optimizer):
 def correction(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
     """Adam's bias correction as one factor: sqrt(1 - b2^t) / (1 - b1^t)."""
     t = state["step"]
-    return math.sqrt(1 - group["beta2"] ** t) / (1 - group["beta1"] ** t)
+    first, second = 1 - group["beta1"] ** t, 1 - group["beta2"] ** t
+    return float(math.sqrt(second) / first)
 
 
 def period_of(hparams: Mapping[str, Any], total_steps: int) -> int:
     """T in whole steps, at least 1."""
-    return max(1, round(hparams["refresh_fraction"] * total_steps))
+    return int(max(1, round(hparams["refresh_fraction"] * total_steps)))
 
 
 def refresh_steps(hparams: Mapping[str, Any], total_steps: int) -> tuple[int, ...]:

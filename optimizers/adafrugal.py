@@ -10,7 +10,7 @@ gets smaller.
 When refreshes come depends on losses, so what is held while rho falls cannot be told beforehand;
 the claim is then the most it can be, that of a selection as old as T allows. It is exact at the
 start, and from decay_fraction + T_max on: by then rho was `rho_end` at the last refresh, whatever
-the losses were. The defaults, .8 and .2 of the run, put the end of the run there. With a larger
+the losses were. By default that is .96 of the run. With a larger
 `decay_fraction` (the paper's K is 1), with blocks, or by `modulus` with T's that do not divide one
 another, the claim at the end is a bound as well.
 

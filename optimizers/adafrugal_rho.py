@@ -21,8 +21,8 @@ Control", https://arxiv.org/abs/2601.11568, 2025.
 Reference code: none was found; written from summaries of the paper, FRUGAL's parts from
 https://github.com/fzmushko/FRUGAL @ c7ebe4c2 (Apache-2.0).
 Defaults: ours where the paper's are not known to us. `rho_start` .25: its 0.52 GiB at 130M is
-FRUGAL's at that share. `rho_end` .01: its 0.37 GiB asks for no more than .0136. FRUGAL's defaults
-and period are those of `frugal`.
+FRUGAL's at that share. `rho_end` .01: its 0.37 GiB asks for no more than .0136. The others are
+those of `frugal`; T is .04 of the run, where `adafrugal_t` starts.
 Deviations:
 - `decay_fraction` .8: rho arrives at `rho_end` and is held there, where the paper's K (1.0 here)
   is reached after the last refresh. In `adafrugal`, whose refreshes depend on losses, that alone

@@ -63,9 +63,8 @@ def count_blocks(info: ParamInfo, value_blocks: str) -> int:
     rows = info.shape[0]
     if info.role != "matrix":
         return rows
-    if module.rpartition(".")[2] in VALUE_MODULES:
-        if value_blocks != "head":
-            return rows if value_blocks == "row" else 1
+    if module.rpartition(".")[2] in VALUE_MODULES and value_blocks != "head":
+        return rows if value_blocks == "row" else 1
     if info.heads is not None and rows % info.heads == 0:
         return info.heads
     return rows
@@ -131,9 +130,7 @@ class AdamMini(torch.optim.Optimizer):
 def state_bytes(params: Sequence[ParamInfo], hparams: Mapping[str, Any], progress: float) -> int:
     """A momentum of each parameter's shape and a number a block."""
     blocks = hparams["value_blocks"]
-    return sum(
-        info.nbytes + info.itemsize * count_blocks(info, blocks) for info in owners(params)
-    )
+    return sum(info.nbytes + info.itemsize * count_blocks(info, blocks) for info in owners(params))
 
 
 def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> AdamMini:
@@ -157,7 +154,7 @@ SPEC = OptimizerSpec(
     space={
         "lr": space.log(1e-4, 1e-1, default=1e-3),
         "embed_multiplier": space.embed_multiplier(),
-        "beta2": space.beta(0.9, 0.999, default=0.999),
+        "beta2": space.beta(0.9, 0.9995, default=0.999),
     },
     fixed={"beta1": 0.9, "eps": 1e-8, "weight_decay": 0.0, "value_blocks": "row"},
     state_bytes=state_bytes,

@@ -39,7 +39,7 @@ SPEC = OptimizerSpec(
     build=build_adamw,
     space={
         "lr": space.log(1e-4, 1e-1, default=1e-3),
-        "beta2": space.beta(0.9, 0.999, default=0.999),
+        "beta2": space.beta(0.9, 0.9995, default=0.999),
     },
     fixed={"beta1": 0.9, "eps": 1e-8, "weight_decay": 0.01, "fused": True},
     state_bytes=copies(2),

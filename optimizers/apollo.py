@@ -25,7 +25,7 @@ same bits.
     regenerated   drawn anew from its seed at every step: 2 r max(m, n) elements of state a matrix
     kept          held, as in the reference code: r min(m, n) elements more
 
-The default is `regenerated`: the paper counts no projector in its memory. The scalar q is state too.
+The default is `regenerated`: the paper counts no projector in its memory. q is one scalar more.
 
 Paper: Hanqing Zhu, Zhenyu Zhang, Wenyan Cong, Xi Liu, Sem Park, Vikas Chandra, Bo Long, David Z.
 Pan, Zhangyang Wang, Jinwon Lee, "APOLLO: SGD-like Memory, AdamW-level Performance",

@@ -21,7 +21,7 @@ It takes the hidden matrices. Embedding, head and vectors go to the protocol's f
 
 Deviations: those of `muon`. The reference sums gradients, B <- mu B + G with U = G + mu B, which is
 1 / (1 - mu) times ours: the direction is the same, as NS divides by the norm. It gives the rest to
-an AdamW at the same rate and decay; here the fallback has the protocol's own, equal for all methods.
+an AdamW at the same rate and decay; here the fallback has the protocol's, equal for all methods.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class Coordinator:
             time.sleep(0.005)
 
     def ended(self) -> bool:
-        """Whether nothing of the run is left after at most two seconds."""
+        """Whether nothing of the run is left two seconds after its coordinator has ended."""
+        self.process.wait(timeout=30.0)
         end_s = time.monotonic() + 2.0
         while self.pids():
             if time.monotonic() > end_s:
@@ -150,8 +151,17 @@ def check_resumed(coordinator: Coordinator, whole: Run) -> None:
     assert retried == dict.fromkeys(counted, 1)
 
 
-@pytest.mark.parametrize("phase", ["tune", "final", "timing"])
-@pytest.mark.parametrize("who", ["the group", "the coordinator"])
+@pytest.mark.parametrize(
+    ("who", "phase"),
+    [
+        ("the group", "tune"),
+        ("the coordinator", "tune"),
+        ("the coordinator", "final"),
+        ("the coordinator", "timing"),
+        pytest.param("the group", "final", marks=pytest.mark.slow),
+        pytest.param("the group", "timing", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_and_resumed(
     start: Callable[..., Coordinator], tmp_path: Path, whole: Run, who: str, phase: Phase
 ) -> None:
@@ -173,8 +183,15 @@ def test_killed_and_resumed(
     check_resumed(coordinator, whole)
 
 
-@pytest.mark.parametrize("who", ["the group", "the coordinator"])
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [
+        ("SIGINT", "the group"),
+        ("SIGTERM", "the group"),
+        pytest.param("SIGINT", "the coordinator", marks=pytest.mark.slow),
+        pytest.param("SIGTERM", "the coordinator", marks=pytest.mark.slow),
+    ],
+)
 def test_told_to_stop_and_resumed(
     start: Callable[..., Coordinator], tmp_path: Path, whole: Run, name: str, who: str
 ) -> None:
@@ -201,7 +218,9 @@ def test_told_to_stop_and_resumed(
     check_resumed(coordinator, whole)
 
 
-@pytest.mark.parametrize("delay_s", [0.1, 0.6, 1.5])
+@pytest.mark.parametrize(
+    "delay_s", [0.6, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.0, 0.2, 1.5))]
+)
 def test_told_to_stop_while_the_fork_server_loads(
     start: Callable[..., Coordinator], tmp_path: Path, delay_s: float
 ) -> None:
@@ -220,17 +239,18 @@ def test_killed_again_and_again(
 ) -> None:
     """Every interruption of a cell is counted."""
     coordinator = start(COORDINATOR, str(tmp_path), *METHODS)
-    code = f"import sys; from levelfield.bench import api; api.resume(sys.argv[1])"
-    for again in range(2):
-        coordinator.wait_for(lambda: "tune-slow-0-0" in coordinator.running())
-        coordinator.wait_for(lambda: len(coordinator.pids()) >= 3)
+    for code in ("import sys; from levelfield.bench import api; api.resume(sys.argv[1])", None):
+        coordinator.wait_for(lambda who=coordinator: "tune-slow-0-0" in who.running())
+        coordinator.wait_for(lambda who=coordinator: len(who.pids()) >= 4)
         os.kill(coordinator.process.pid, signal.SIGKILL)
         assert coordinator.ended()
-        if again == 0:
-            # Until it holds the lock the old marker is still there: it goes first.
-            (coordinator.folder or tmp_path).joinpath(RUNNING, "tune-slow-0-0").unlink()
-            manifest = (coordinator.folder or tmp_path) / "manifest.json"
-            coordinator = start(code, str(coordinator.folder))
-            assert manifest.exists()
-    resumed = api.resume(coordinator.folder or "")
+        folder = coordinator.folder
+        assert folder is not None
+        if code is not None:
+            coordinator = start(code, str(folder))
+    resumed = api.resume(folder)
     assert equal_records(whole.records, resumed.records) == []
+    counted = [item["key"] for item in resumed.manifest["interruptions"]]
+    assert counted.count("tune-slow-0-0") == 2
+    again = next(record for record in resumed.records if record.key == ("tune", "slow", 0, 0))
+    assert again.retries == 2

@@ -330,11 +330,15 @@ def test_a_name_that_is_taken_is_told_with_both_origins(tmp_path: Path, modules:
     assert str(file) in str(caught.value)
 
 
-def test_a_built_in_file_is_no_clash_with_itself(tmp_path: Path, modules: None) -> None:
+def test_a_built_in_file_is_no_clash_with_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: None
+) -> None:
     file = registry.ROOT / "optimizers" / "signsgd.py"
     (tmp_path / "link").symlink_to(registry.ROOT, target_is_directory=True)
-    for path in (file, tmp_path / "link" / "optimizers" / "signsgd.py"):
-        assert OPTIMIZERS.load(str(path)).value.name == "signsgd"
+    for root in (registry.ROOT, tmp_path / "link"):
+        monkeypatch.setattr(registry, "ROOT", root)
+        for path in (file, tmp_path / "link" / "optimizers" / "signsgd.py"):
+            assert OPTIMIZERS.load(str(path)).value.name == "signsgd"
 
 
 # --- entry points ------------------------------------------------------------------------------

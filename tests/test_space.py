@@ -63,6 +63,12 @@ def test_a_default_of_many_digits_comes_back_as_it_is(default: float) -> None:
         assert dim.value(dim.coordinate(default)) == default
 
 
+def test_a_decay_rate_never_reaches_one() -> None:
+    assert BETA.value(50.0) == 0.999999
+    assert BETA.value(BETA.coordinate(0.999999)) == 0.999999
+    assert BETA.coordinate(BETA.value(50.0)) < math.inf
+
+
 def test_values_keep_to_the_bounds() -> None:
     dim = space.log(0.1, 1.0, default=0.5, upper_bound=1.0)
     assert dim.value(dim.coordinate(3.0)) == 1.0

@@ -26,6 +26,7 @@ FULL = TrialRecord(
     protocol="smoke",
     optimizer="lion",
     trial=1,
+    study=1,
     seed=2**60,
     hparams={"lr": 3e-5, "fused": True, "betas": [0.9, 0.99], "name": "é\u2028", "none": None},
     tuned=("lr", "beta2"),
@@ -56,6 +57,7 @@ FULL = TrialRecord(
     refreshes=9,
     series={"rho": [[0, 0.25]]},
     missing={"nvml": "no GPU"},
+    joules=12.5,
     retries=2,
     device="cuda:1",
     previous_sha256=None,
@@ -525,6 +527,7 @@ FREE: dict[str, Any] = {
     "run_id": "other",
     "wall_s": {"setup": 9.0},
     "tokens_per_s": 1.0,
+    "joules": None,
     "retries": 0,
     "previous_sha256": "f" * 64,
     "curve": [[64, 0.75, 5.0], [128, 2.0, 4.0]],
@@ -533,6 +536,7 @@ FREE: dict[str, Any] = {
 """Changes that leave `FULL` equal."""
 
 BOUND: dict[str, Any] = {
+    "study": 0,
     "protocol": "other",
     "hparams": {**FULL.hparams, "lr": 4e-5},
     "tuned": ("lr",),

@@ -20,9 +20,9 @@ KINDS = ("bracket", "sobol", "tpe", "random")
 FACTOR = 10**0.5
 Response = Callable[[Mapping[str, Any]], float]
 PINNED = [
-    (0.00122864, 1.39556, 0.954877),
-    (0.000521258, 0.293519, 0.996178),
-    (0.000731893, 3.77682, 0.98853),
+    (0.00210517, 5.51912, 0.998544),
+    (0.000631609, 0.389299, 0.955152),
+    (0.000444861, 2.29002, 0.995627),
 ]
 METHODS = {item.value.name: item.value for item in OPTIMIZERS.load_all()}
 
@@ -150,11 +150,13 @@ def test_every_method_is_driven_from_its_defaults(kind: str, name: str) -> None:
 @pytest.mark.parametrize("trials", range(1, 12))
 @pytest.mark.parametrize("generation", [1, 3, 4, 100])
 def test_exactly_the_budget_is_asked(kind: str, trials: int, generation: int) -> None:
-    driven = drive(response=bowl(1e-2), kind=kind, trials=trials, generation=generation)
-    assert len(driven.points) == sum(driven.generations) == trials
-    assert driven.study.ask() == []
-    if kind != "bracket":
-        assert set(driven.generations[:-1]) <= {generation}
+    for reserve in (0, trials // 2, trials - 1):
+        tuner = {"kind": kind, "generation": generation, "reserve": reserve}
+        driven = drive(response=bowl(1e-2), trials=trials, **tuner)
+        assert len(driven.points) == sum(driven.generations) == trials
+        assert driven.study.ask() == []
+        if kind != "bracket" and reserve == 0:
+            assert set(driven.generations[:-1]) <= {generation}
 
 
 @pytest.mark.parametrize("kind", ["sobol", "tpe", "random"])
@@ -174,11 +176,13 @@ def test_points_keep_to_the_declared_ranges(kind: str) -> None:
         assert len(set(values)) == 23
 
 
+@pytest.mark.parametrize("reserve", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_study_asks_what_an_uninterrupted_one_would(kind: str) -> None:
-    whole = drive(response=bowl(1e-2), kind=kind, trials=14)
+def test_a_resumed_study_asks_what_an_uninterrupted_one_would(kind: str, reserve: int) -> None:
+    response = bowl(1e3, "embed_multiplier")
+    whole = drive(response=response, kind=kind, trials=14, reserve=reserve)
     for stop in range(1, len(whole.generations)):
-        study = TuningStudy(SPEC, Tuner(kind=kind), 14, 0)
+        study = TuningStudy(SPEC, Tuner(kind=kind, reserve=reserve), 14, 0)
         known = whole.study.records
         for _ in range(stop):
             for item in study.ask():
@@ -188,18 +192,25 @@ def test_a_resumed_study_asks_what_an_uninterrupted_one_would(kind: str) -> None
         assert asked
 
 
+@pytest.mark.parametrize("reserve", [0, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_order_of_answers_does_not_matter(kind: str) -> None:
+def test_the_order_of_answers_does_not_matter(kind: str, reserve: int) -> None:
     shuffle = random.Random(0)
     orders: list[Callable[[list[Any]], Sequence[Any]]] = [
         lambda items: items[::-1],
         lambda items: shuffle.sample(items, len(items)),
         lambda items: items[1:] + items[:1],
     ]
-    for response in (bowl(1e-2, ceiling=2e-2), bowl(1e-5), lambda hparams: 2.0):
-        one = drive(response=response, kind=kind, trials=14)
+    responses: list[Response] = [
+        bowl(1e-2, ceiling=2e-2),
+        bowl(1e-5),
+        bowl(1e3, "embed_multiplier"),
+        lambda hparams: 2.0,
+    ]
+    for response in responses:
+        one = drive(response=response, kind=kind, trials=14, reserve=reserve)
         for order in orders:
-            other = drive(response=response, kind=kind, trials=14, order=order)
+            other = drive(response=response, kind=kind, trials=14, order=order, reserve=reserve)
             assert other.points == one.points
             assert other.generations == one.generations
             assert other.study.best() == one.study.best()
@@ -213,6 +224,9 @@ def test_points_depend_on_seed_and_method(kind: str) -> None:
     assert tail() == tail()
     assert tail() != tail(seed=1)
     assert tail() != tail(replace(SPEC, name="another"))
+    studies = [TuningStudy(SPEC, Tuner(), 8, 0, index) for index in range(3)]
+    again = TuningStudy(SPEC, Tuner(), 8, 0, name="made-up@again")
+    assert len({study.seed for study in (*studies, again)}) == 4
 
 
 def test_points_are_for_ever() -> None:
@@ -427,6 +441,85 @@ def test_the_rest_is_one_balanced_sequence(kind: str, first: int, seed: int) -> 
 def test_a_sobol_sequence_is_the_same_whatever_the_generation() -> None:
     points = [drive(kind="sobol", generation=size).points for size in (1, 3, 4, 100)]
     assert points[0] == points[1] == points[2] == points[3]
+
+
+# --- beyond an edge ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reserve_follows_the_best_beyond_an_edge(kind: str) -> None:
+    """The multiplier wants to be a thousand: each reserved trial goes a third of a decade on."""
+    response = bowl(1e3, "embed_multiplier")
+    driven = drive(response=response, kind=kind, trials=43, seed=1, reserve=3)
+    *searched, one, two, three = driven.points
+    assert driven.generations[-3:] == [1, 1, 1]
+    best = max(searched, key=lambda point: point["embed_multiplier"])
+    assert best["embed_multiplier"] > 10**0.8  # in the outer tenth
+    expected = [10 ** (1 + step / 3) for step in (1, 2, 3)]
+    found = [point["embed_multiplier"] for point in (one, two, three)]
+    assert found == pytest.approx(expected, rel=1e-4)
+    for point in (one, two, three):  # only that dimension moves
+        assert {**point, "embed_multiplier": 0} == {**best, "embed_multiplier": 0}
+    assert driven.study.beyond_count == 3
+    assert driven.study.ranges()["embed_multiplier"].high == found[-1]
+    assert driven.study.edges() == {"embed_multiplier": "high"}
+
+
+def test_without_an_edge_the_reserve_goes_on_with_the_sequence() -> None:
+    def centre(hparams: Mapping[str, Any]) -> float:
+        return 2.0 + sum(
+            abs(SPEC.space[name].where(hparams[name]) - 0.5) for name in MORE
+        )  # flat in the rate
+
+    plain = drive(response=centre, trials=16)
+    kept = drive(response=centre, trials=16, reserve=4)
+    assert plain.study.edges() == {}
+    assert kept.study.beyond_count == 0
+    assert kept.points == plain.points
+    assert kept.generations == [*plain.generations[:-1], plain.generations[-1] - 4, 1, 1, 1, 1]
+
+
+def test_the_sequence_goes_on_where_a_step_beyond_an_edge_left_it() -> None:
+    """A step beyond that does not help is one trial: the next is the sequence's next point."""
+    cliff = 10.5
+
+    def response(hparams: Mapping[str, Any]) -> float:
+        multiplier = hparams["embed_multiplier"]
+        return 5.0 if multiplier > cliff else 4.0 - math.log10(multiplier)
+
+    plain = drive(response=response, trials=20)
+    kept = drive(response=response, trials=20, reserve=3)
+    assert kept.points[:17] == plain.points[:17]
+    assert kept.points[17]["embed_multiplier"] == pytest.approx(10 ** (4 / 3), rel=1e-4)
+    # The range is wider now and the best lies inside of it.
+    assert kept.study.edges() == {}
+    assert kept.points[18:] == plain.points[17:19]
+
+
+def test_a_step_beyond_an_edge_keeps_to_natural_bounds() -> None:
+    spec = method(
+        lr=space.log(1e-3, 1e-1, default=1e-2),
+        share=space.log(0.01, 0.5, default=0.25, upper_bound=1.0),
+    )
+    driven = drive(spec, bowl(100.0, "share"), trials=20, reserve=4)
+    assert [point["share"] for point in driven.points[16:17]] == [1.0]
+    assert max(point["share"] for point in driven.points) == 1.0
+    assert driven.study.edges() == {}  # a natural bound is no edge
+
+
+def test_a_decay_rate_is_followed_without_reaching_one() -> None:
+    def response(hparams: Mapping[str, Any]) -> float:
+        return 3.0 - 1e-3 * SPEC.space["beta2"].coordinate(hparams["beta2"])
+
+    driven = drive(response=response, trials=30, reserve=12)
+    assert max(point["beta2"] for point in driven.points) == 0.999999
+
+
+def test_nothing_is_beyond_an_edge_if_nothing_works() -> None:
+    driven = drive(response=lambda hparams: math.inf, kind="sobol", trials=8, reserve=4)
+    assert driven.study.beyond_count == 0
+    assert driven.study.edges() == {}
+    assert driven.study.beyond_edge() is None
 
 
 # --- what is best ------------------------------------------------------------------------------
