@@ -23,6 +23,31 @@ SPIKE_WINDOW = 20
 """Fewest steps of the trailing window that `spikes` compares with."""
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why a number is not there: what undefined statistics return instead of a number."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A number with its interval, in the unit of what was estimated."""
+
+    value: float
+    low: float | None
+    """Ends of the interval; None where there is none, for the reason in `note`."""
+    high: float | None
+    n: int
+    """Independent values behind it."""
+    note: str = ""
+
+
+def known(value: float | Missing) -> float | None:
+    """The number, or None where it is missing."""
+    return None if isinstance(value, Missing) else value
+
+
 def finite(value: object) -> bool:
     """Whether `value` is a real number that may be compared."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -216,8 +241,15 @@ def tokens_to_target(
     return None
 
 
+def spikes_missing(steps: int) -> str | None:
+    """Why `spikes` has no number for so many steps; None where it has one."""
+    if steps >= 2 * SPIKE_WINDOW:
+        return None
+    return f"{steps} steps: a trend needs {SPIKE_WINDOW} and at least as many to compare with it"
+
+
 def spikes(losses: Sequence[float]) -> int | None:
-    """Steps whose training loss jumps out of its own recent past; None below 40 steps.
+    """Steps whose training loss jumps out of its own recent past; None where `spikes_missing`.
 
     A step counts if its loss exceeds the trend of the trailing window (a straight line through
     its losses, read at the step) by more than 7 standard deviations of the window around that
@@ -227,7 +259,7 @@ def spikes(losses: Sequence[float]) -> int | None:
     Args:
         losses: one training loss a step, nats.
     """
-    if len(losses) < 2 * SPIKE_WINDOW:
+    if spikes_missing(len(losses)) is not None:
         return None
     width = max(SPIKE_WINDOW, len(losses) // 5)
     kept: list[float] = []

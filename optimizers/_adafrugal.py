@@ -63,7 +63,8 @@ class LinearShare:
             raise ValueError(f"rho falls over {self.over}: decay_fraction > 0 is needed")
 
     def __call__(self, moment: float) -> float:
-        return max(self.end, self.start - (self.start - self.end) * moment / self.over)
+        # Written so that the end is met without rounding.
+        return self.end + (self.start - self.end) * max(0.0, 1.0 - moment / self.over)
 
 
 def falling_share(hparams: Mapping[str, Any], total: float = 1.0) -> LinearShare:

@@ -23,11 +23,20 @@ from torch.optim.optimizer import ParamsT
 
 from levelfield.bench.spec import ParamInfo, StateBytes
 from levelfield.optimizers._claims import owners
-from levelfield.optimizers._ops import adam_direction_hf, decay_, descend_, moments_
+from levelfield.optimizers._ops import (
+    adam_direction,
+    adam_direction_hf,
+    decay_,
+    descend_,
+    moments_,
+)
 
 DECAY_ORDERS = ("after", "before")
 """Weight decay of the updated weights, as in Hugging Face's old AdamW, or of the old, as in torch.
 Both multiply by 1 - lr * weight_decay."""
+
+EPS_PLACEMENTS = {"before": adam_direction_hf, "after": adam_direction}
+"""Where eps is added: before or after the bias correction of the second moment."""
 
 SLACK = 1e-8
 """Added to a norm before a division by it, as in the code of Fira and APOLLO."""
@@ -128,6 +137,7 @@ class LowRank(torch.optim.Optimizer):
         rank: (rows, columns) -> rank of the projection.
         period: T, whole steps, or `math.inf`.
         decay_order: one of `DECAY_ORDERS`.
+        eps_placement: one of `EPS_PLACEMENTS`.
     """
 
     kept: tuple[str, ...] = ("clock", "refreshes")
@@ -145,6 +155,7 @@ class LowRank(torch.optim.Optimizer):
         rank: Callable[[int, int], int],
         period: float,
         decay_order: str,
+        eps_placement: str = "before",
     ) -> None:
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
             if not 0.0 <= beta < 1.0:
@@ -153,11 +164,16 @@ class LowRank(torch.optim.Optimizer):
             raise ValueError(f"period is {period}: a number of steps, at least 1, is needed")
         if decay_order not in DECAY_ORDERS:
             raise ValueError(f"decay_order {decay_order!r}: accepted: {', '.join(DECAY_ORDERS)}")
+        if eps_placement not in EPS_PLACEMENTS:
+            raise ValueError(
+                f"eps_placement {eps_placement!r}: accepted: {', '.join(EPS_PLACEMENTS)}"
+            )
         adam = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**adam, "role": "matrix"})
         self.rank = rank
         self.period = period
         self.decay_order = decay_order
+        self.eps_placement = eps_placement
         self.clock = 0
         """Steps taken."""
         self.refreshes = 0
@@ -173,16 +189,22 @@ class LowRank(torch.optim.Optimizer):
         """
         raise NotImplementedError
 
-    def low_rank_moments(
-        self, low: Tensor, state: dict[str, Any], group: Mapping[str, Any]
+    def moments(
+        self, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Adam's moments, after `low` has entered them."""
+        """Adam's moments of a gradient, projected or not, after it has entered them."""
         if "exp_avg" not in state:
-            state["exp_avg"] = torch.zeros_like(low)
-            state["exp_avg_sq"] = torch.zeros_like(low)
+            state["exp_avg"] = torch.zeros_like(grad)
+            state["exp_avg_sq"] = torch.zeros_like(grad)
         m, v = state["exp_avg"], state["exp_avg_sq"]
-        moments_(m, v, low, group["beta1"], group["beta2"])
+        moments_(m, v, grad, group["beta1"], group["beta2"])
         return m, v
+
+    def adam(self, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> Tensor:
+        """Adam's direction for a gradient, projected or not."""
+        m, v = self.moments(grad, state, group)
+        betas = (group["beta1"], group["beta2"])
+        return EPS_PLACEMENTS[self.eps_placement](m, v, state["step"], *betas, group["eps"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -207,10 +229,7 @@ class LowRank(torch.optim.Optimizer):
                     update, factor = self.direction(grad.flatten(1), state, group, due or first)
                     update = update.reshape_as(param)
                 else:
-                    m, v = self.low_rank_moments(grad, state, group)
-                    betas = (group["beta1"], group["beta2"])
-                    update = adam_direction_hf(m, v, state["step"], *betas, group["eps"])
-                    factor = 1.0
+                    update, factor = self.adam(grad, state, group), 1.0
                 if self.decay_order == "before":
                     decay_(param, lr, weight_decay)
                 descend_(param, update, lr * factor)

@@ -1,7 +1,7 @@
 """AdamW with its two learning rates tuned and nothing else: a rung of the gain ladder.
 
-The rule of `adamw_split` with beta2 at torch's default. Beside the method that tunes beta2 as well it
-tells how much of a gain is the decay rate of the second moment.
+The rule of `adamw_split` with beta2 at torch's default. Beside the method that tunes beta2 as well
+it tells how much of a gain is the decay rate of the second moment.
 
 Paper: Ilya Loshchilov, Frank Hutter, "Decoupled Weight Decay Regularization",
 https://arxiv.org/abs/1711.05101, 2019. Code: torch.optim.AdamW (BSD-3-Clause).

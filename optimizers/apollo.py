@@ -154,7 +154,7 @@ class Apollo(LowRank):
         self, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any], renew: bool
     ) -> tuple[Tensor, float]:
         low = project(grad, self._projector(grad, state, renew))
-        m, v = self.low_rank_moments(low, state, group)
+        m, v = self.moments(low, state, group)
         normalised = m / v.sqrt().add_(group["eps"])
         if self.scaling == "channel":
             scaled = grad * channel_scaling(normalised, low, grad.shape)

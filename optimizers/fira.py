@@ -126,7 +126,7 @@ class Fira(LowRank):
             state["projector"] = singular_projector(grad, self.rank(*grad.shape))
         projector = state["projector"]
         low = project(grad, projector)
-        m, v = self.low_rank_moments(low, state, group)
+        m, v = self.moments(low, state, group)
         normalised = m / v.sqrt().add_(group["eps"])
         residual = grad.sub(project_back(low, projector, grad.shape), alpha=self.taken_out)
         residual.mul_(channel_scaling(normalised, low, grad.shape))

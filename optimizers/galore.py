@@ -51,7 +51,6 @@ from torch.optim.optimizer import ParamsT
 from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec
 from levelfield.bench.stepper import BuildContext
-from levelfield.optimizers._ops import adam_direction, adam_direction_hf
 from levelfield.optimizers._projection import (
     LowRank,
     claim,
@@ -62,9 +61,6 @@ from levelfield.optimizers._projection import (
     refresh_steps,
     singular_projector,
 )
-
-EPS_PLACEMENTS = {"before": adam_direction_hf, "after": adam_direction}
-"""Where eps is added: before or after the bias correction of the second moment."""
 
 
 class GaLore(LowRank):
@@ -88,10 +84,6 @@ class GaLore(LowRank):
         eps_placement: str = "before",
         decay_order: str = "after",
     ) -> None:
-        if eps_placement not in EPS_PLACEMENTS:
-            raise ValueError(
-                f"eps_placement {eps_placement!r}: accepted: {', '.join(EPS_PLACEMENTS)}"
-            )
         super().__init__(
             params,
             lr,
@@ -102,9 +94,9 @@ class GaLore(LowRank):
             rank=rank_rule({"rank_fraction": rank_fraction}),
             period=period,
             decay_order=decay_order,
+            eps_placement=eps_placement,
         )
         self.alpha = alpha
-        self.adam_direction = EPS_PLACEMENTS[eps_placement]
 
     def direction(
         self, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any], renew: bool
@@ -112,9 +104,7 @@ class GaLore(LowRank):
         if renew:
             state["projector"] = singular_projector(grad, self.rank(*grad.shape))
         projector = state["projector"]
-        m, v = self.low_rank_moments(project(grad, projector), state, group)
-        betas = (group["beta1"], group["beta2"])
-        low = self.adam_direction(m, v, state["step"], *betas, group["eps"])
+        low = self.adam(project(grad, projector), state, group)
         return project_back(low, projector, grad.shape), self.alpha
 
 

@@ -48,7 +48,34 @@ from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec, ParamInfo
 from levelfield.bench.stepper import BuildContext
 from levelfield.optimizers._claims import owners
-from levelfield.optimizers._ops import decay_, moments_
+from levelfield.optimizers._ops import decay_, descend_, moments_
+
+
+def sliced(tensor: Tensor, every: int) -> Tensor:
+    """Every `every`-th element, one-dimensional."""
+    return tensor.detach().flatten()[::every]
+
+
+def move_d(
+    d: Tensor, d_max: Tensor, estimate: Tensor, d0: float, growth_rate: float | None
+) -> tuple[Tensor, Tensor]:
+    """The next d and the largest estimate so far, new 0-dim tensors."""
+    largest = torch.maximum(d_max, estimate)
+    if growth_rate is None:
+        return largest, largest
+    # The first estimate above d0 is taken as it is: only what follows is limited.
+    start = torch.where(d == d0, torch.maximum(d, estimate), d)
+    return torch.minimum(largest, start * growth_rate), largest
+
+
+def _start(param: Tensor, every: int) -> dict[str, Tensor]:
+    initial = sliced(param, every)
+    return {
+        "exp_avg": torch.zeros_like(param),
+        "exp_avg_sq": torch.zeros_like(param),
+        "s": torch.zeros_like(initial, memory_format=torch.contiguous_format),
+        "p0": initial.clone(memory_format=torch.contiguous_format),
+    }
 
 
 class Prodigy(torch.optim.Optimizer):
@@ -103,8 +130,11 @@ class Prodigy(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        d, rates = self.d, [self.d * group["lr"] * self._bias(group) for group in self.param_groups]
-        self._estimate(rates)
+        if self.clock % self.record_every == 0:
+            self.series["d"].append([self.clock, self.d])
+        rates = [self.d * group["lr"] * self._bias(group) for group in self.param_groups]
+        estimate = self._take_gradients(rates)
+        self.d, self.d_max = move_d(self.d, self.d_max, estimate, self.d0, self.growth_rate)
         for group, rate in zip(self.param_groups, rates, strict=True):
             for param in group["params"]:
                 if param.grad is None:
@@ -112,9 +142,7 @@ class Prodigy(torch.optim.Optimizer):
                 state = self.state[param]
                 denominator = state["exp_avg_sq"].sqrt().add_(self.d * group["eps"])
                 decay_(param, rate, group["weight_decay"])
-                param.sub_(state["exp_avg"] / denominator * rate)
-        if self.clock % self.record_every == 0:
-            self.series["d"].append([self.clock, d])
+                descend_(param, torch.div(state["exp_avg"], denominator, out=denominator), rate)
         self.clock += 1
         return loss
 
@@ -124,14 +152,13 @@ class Prodigy(torch.optim.Optimizer):
         t = self.clock + 1
         return math.sqrt(1 - group["beta2"] ** t) / float(1 - group["beta1"] ** t)
 
-    def _estimate(self, rates: Sequence[Tensor]) -> None:
-        """Take in the gradients, then move d; `rates` are k * relative, one a group."""
+    def _take_gradients(self, rates: Sequence[Tensor]) -> Tensor:
+        """Move every average; `rates` are k * relative, one a group. Returns the estimate of d."""
         d = self.d
-        self.numerator = self.numerator * self.beta3
-        total = torch.zeros_like(d)
+        numerator, total = self.numerator * self.beta3, torch.zeros_like(d)
         for group, rate in zip(self.param_groups, rates, strict=True):
             relative = group["relative"]
-            common = d / self.d0 * (rate / relative)
+            common = d / self.d0 * rate / relative
             weight = d / self.d0 * d if self.safeguard_warmup else common
             for param in group["params"]:
                 grad = param.grad
@@ -139,37 +166,19 @@ class Prodigy(torch.optim.Optimizer):
                     continue
                 state = self.state[param]
                 if not state:
-                    self._start(param)
+                    state.update(_start(param, self.slice_p))
+                scaled = (grad * d).to(grad.dtype)
                 moments_(
-                    state["exp_avg"], state["exp_avg_sq"], grad * d, group["beta1"], group["beta2"]
+                    state["exp_avg"], state["exp_avg_sq"], scaled, group["beta1"], group["beta2"]
                 )
-                part = self._sliced(grad)
-                way = state["p0"].to(d.dtype) - self._sliced(param).to(d.dtype)
-                self.numerator = self.numerator + common * torch.dot(part.to(d.dtype), way)
+                part = sliced(grad, self.slice_p)
+                way = state["p0"].to(d.dtype) - sliced(param, self.slice_p).to(d.dtype)
+                numerator = numerator + common * torch.dot(part.to(d.dtype), way)
                 s = state["s"].mul_(self.beta3).add_(part * weight)
                 total = total + relative * torch.linalg.vector_norm(s, 1, dtype=d.dtype)
+        self.numerator = numerator
         # No gradient but 0 so far: the quotient is 0 / 0, and d stays.
-        estimate = torch.where(total > 0, self.d_coef * self.numerator / total, 0.0)
-        self.d_max = torch.maximum(self.d_max, estimate)
-        if self.growth_rate is None:
-            self.d = self.d_max
-            return
-        # The first estimate above d0 is taken as it is: only what follows is limited.
-        start = torch.where(d == self.d0, torch.maximum(d, estimate), d)
-        self.d = torch.minimum(self.d_max, start * self.growth_rate)
-
-    def _sliced(self, tensor: Tensor) -> Tensor:
-        """Every `slice_p`-th element, one-dimensional."""
-        return tensor.detach().flatten()[:: self.slice_p]
-
-    def _start(self, param: Tensor) -> None:
-        initial = self._sliced(param)
-        self.state[param] = {
-            "exp_avg": torch.zeros_like(param),
-            "exp_avg_sq": torch.zeros_like(param),
-            "s": torch.zeros_like(initial, memory_format=torch.contiguous_format),
-            "p0": initial.clone(memory_format=torch.contiguous_format),
-        }
+        return torch.where(total > 0, self.d_coef * numerator / total, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """The base class's, and under `prodigy` the estimate."""

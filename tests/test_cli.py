@@ -15,7 +15,8 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from levelfield.bench import api, study
+from levelfield.bench import study
+from levelfield.bench.campaign import Campaign
 from levelfield.bench.registry import METRICS, OPTIMIZERS, PROTOCOLS, SECTIONS
 from levelfield.bench.spec import SCHEMA, BenchError, TrialRecord
 from levelfield.bench.store import RunWriter
@@ -66,7 +67,7 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def train(*_: Any) -> None:
         raise AssertionError("a trial was started")
 
-    monkeypatch.setattr(api, "_go", train)
+    monkeypatch.setattr(Campaign, "run", train)
     monkeypatch.chdir(tmp_path)
 
 
