@@ -507,6 +507,81 @@ def doctor(as_json: Json = False) -> None:
     emit("doctor", as_json, work)
 
 
+@app.command()
+def audit(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    as_json: Json = False,
+) -> None:
+    """Derive again from the records that the comparison was fair. Exit 1 if it was not."""
+
+    def work() -> Result:
+        from levelfield.bench import audit as auditor
+        from levelfield.bench.store import load_run
+
+        found = auditor.audit(load_run(path))
+        fair, counts = auditor.is_fair(found), auditor.counts(found)
+        lines = [f"{item.outcome:<9}{item.name:<14}{item.detail}" for item in found]
+        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+        lines.append(f"{path}: {'fair' if fair else 'unfair'} ({told})")
+        data = {
+            "run": str(path),
+            "fair": fair,
+            "counts": counts,
+            "findings": [item._asdict() for item in found],
+        }
+        return Result(data, lines, EXIT_OK if fair else EXIT_FAILED)
+
+    emit("audit", as_json, work)
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    sample: Annotated[int, typer.Option("--sample", help="Records to train again.")] = 3,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the draw.")] = 0,
+    slots: Annotated[int | None, typer.Option("--slots", help="Trials at once.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train records drawn at random again and compare. Exit 1 if one does not come back."""
+
+    def work() -> Result:
+        from levelfield.bench import verify as verifier
+        from levelfield.bench.store import load_run
+
+        plan = verifier.prepare(load_run(path), sample=sample, seed=seed, slots=slots)
+        drawn = f"{len(plan.drawn)} of {plan.of} records, drawn with seed {seed}"
+
+        def told(item: verifier.Verified) -> None:
+            name, reason = item.record.key, "; ".join(item.differences)
+            if not as_json:
+                word = "holds" if item.holds else "differs"
+                print(f"{word:<9}{'-'.join(map(str, name))}  {reason}".rstrip(), flush=True)
+
+        if not as_json:
+            print(f"training {drawn}: {plan.how}", flush=True)
+        found = verifier.verify(plan, told)
+        held = sum(item.holds for item in found)
+        data = {
+            "run": str(path),
+            "seed": seed,
+            "candidates": plan.of,
+            "exact": plan.exact,
+            "tolerance": None if plan.exact else verifier.TOLERANCE,
+            "records": [
+                {
+                    "key": list(item.record.key),
+                    "holds": item.holds,
+                    "differences": list(item.differences),
+                }
+                for item in found
+            ],
+        }
+        line = f"{path}: {held} of {len(found)} hold"
+        return Result(data, [line], EXIT_OK if held == len(found) else EXIT_FAILED)
+
+    emit("verify", as_json, work)
+
+
 def main() -> None:
     """Entry point of the console script."""
     app()

@@ -14,99 +14,19 @@ correction from `bench.stats`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from levelfield.bench.spec import TrialRecord
-from levelfield.bench.stats import Estimate, Missing, deviation, finite, holm, mean, t_interval
+from levelfield.bench.samples import AT_THESE, MIN_STUDIES, Sample
+from levelfield.bench.stats import Missing, deviation, holm, mean
 
 Test = Literal["pooled", "welch", "paired"]
+TESTS: tuple[Test, ...] = ("welch", "pooled", "paired")
 TEST: Test = "pooled"
 """Two-sample t with one variance: of the three tests the one with the most power that holds its
 level on simulated studies (docs/aa.md). Welch's is conservative at three studies a method and
 pairing over studies halves the degrees of freedom."""
-
-MIN_STUDIES = 3
-"""Studies a method needs for a place."""
-
-AT_THESE = "at these hyper-parameters"
-"""What a comparison over fewer studies speaks of: two tuned points, not two methods."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyMean:
-    """One study's value: the mean report loss of its good finals, nats a token."""
-
-    study: int
-    value: float | None
-    good: int
-    """Finals with a measured report loss."""
-    failed: int
-    """Finals without one; a mean over the rest flatters the method, so they are to be shown."""
-
-
-def study_means(records: Iterable[TrialRecord]) -> tuple[StudyMean, ...]:
-    """The value of every study that has a final record, by study number.
-
-    A good final ended `ok` or `undertrained` with a finite report loss. A study without any has
-    the value None.
-    """
-    by_study: dict[int, list[TrialRecord]] = {}
-    for record in records:
-        if record.phase == "final":
-            by_study.setdefault(record.study, []).append(record)
-    found = []
-    for study in sorted(by_study):
-        finals = by_study[study]
-        good = [
-            record.report_loss
-            for record in finals
-            if record.status in ("ok", "undertrained")
-            and record.report_loss is not None
-            and finite(record.report_loss)
-        ]
-        failed = len(finals) - len(good)
-        found.append(StudyMean(study=study, value=mean(good), good=len(good), failed=failed))
-    return tuple(found)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """One method's studies, ready to be compared."""
-
-    name: str
-    values: Mapping[int, float]
-    """Study -> value; finite ones only."""
-    failed: int = 0
-    """Studies without a value: no good trial, or no good final. A method that has some is never
-    claimed to be better: the mean of the others flatters it."""
-    censored: bool = False
-    """Its best point still lay at an edge after the reserve: no claim is made against it."""
-
-
-def sample(name: str, records: Iterable[TrialRecord], studies: int, censored: bool) -> Sample:
-    """A method's sample from its final records.
-
-    Args:
-        studies: how many the protocol asks for; those without a value count as failed.
-        censored: whether a best point is at an edge with the reserve spent.
-    """
-    values = {m.study: m.value for m in study_means(records) if m.value is not None}
-    return Sample(
-        name=name, values=values, failed=max(0, studies - len(values)), censored=censored
-    )
-
-
-def study_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate | Missing:
-    """The mean over studies with its t interval: mean +- t(R - 1) sd / sqrt(R), nats."""
-    if not all(finite(value) for value in values):
-        return Missing("a study's value is not finite")
-    if len(values) < 2:
-        return Missing(f"{len(values)} of the two studies that an interval needs")
-    centre, ends = mean(values), t_interval(values, confidence)
-    assert centre is not None and ends is not None
-    return Estimate(value=centre, low=ends[0], high=ends[1], n=len(values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,7 +198,7 @@ def family(
         s.name: f"{AT_THESE}: {len(s.values)} of the {MIN_STUDIES} tuning studies that a place "
         f"needs" + (f", {s.failed} failed" if s.failed else "")
         for s in samples
-        if s not in able
+        if len(s.values) < MIN_STUDIES
     }
     pairs = [compare(a, b, test=test) for i, a in enumerate(able) for b in able[i + 1 :]]
     against = next((s for s in able if s.name == reference), None)

@@ -12,8 +12,9 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -85,8 +86,9 @@ class Registry(Generic[T]):
             module = ".".join(("levelfield", *file.with_suffix("").parts))
             if path.stem.startswith("_"):
                 continue
+            records: Sequence[tuple[str, Mapping[str, Any] | None]]
             try:
-                records = read_literals(path, self.record.__name__)
+                records = _literals_of(path, self.record.__name__, path.stat().st_mtime_ns)
             except (SyntaxError, ValueError):  # listed all the same: loading it tells the reason
                 records = [(self.attribute, None)]
             for attribute, literals in records:
@@ -199,14 +201,22 @@ class Registry(Generic[T]):
         return Loaded(value, entry, Path(str(module.__file__)))
 
 
-def read_literals(path: Path, record: str) -> list[tuple[str, dict[str, Any] | None]]:
+@lru_cache(maxsize=1000)
+def _literals_of(
+    path: Path, record: str, modified_ns: int
+) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """`read_literals`, once for every state of a file: each load by name looks at all files."""
+    return tuple(read_literals(path, record))
+
+
+def read_literals(path: Path, record: str) -> list[tuple[str, dict[str, Any]]]:
     """Attribute and literal keywords of every `ATTRIBUTE = Record(...)`, or of every `Record(...)`
     in `ATTRIBUTE = (..., ...)`, at the top level of a source file that is not imported.
 
     Raises:
         SyntaxError, ValueError: not Python.
     """
-    found: list[tuple[str, dict[str, Any] | None]] = []
+    found: list[tuple[str, dict[str, Any]]] = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):

@@ -90,3 +90,89 @@ def _point(name: str, rate: float, multiplier: float, seeds: int) -> list[tuple[
         kept = [cap if failed or loss is None else min(loss, cap) for loss in losses]
         pairs.append((round(kept[0], 5), round(kept[1], 5)))
     return pairs
+
+
+# --- reading a method back --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Response:
+    """One method's measured response, anywhere on its grid; beyond it, its border."""
+
+    name: str
+    default: float
+    initial_loss: float
+    rates: Sequence[float]
+    selection: Any
+    """Cubic splines over (log rate, log multiplier): mean selection and report loss, and the log
+    of the seed standard deviation."""
+    report: Any
+    log_sd: Any
+    pool: Sequence[float]
+    """Standardised residuals of the well-trained part of the grid: mean 0, variance 1."""
+    shared: float
+    """Share of the residuals' variance that all points of a seed have in common."""
+
+    def at(self, rate: float, multiplier: float) -> tuple[float, float, float]:
+        """Mean selection loss, mean report loss and seed sd there, nats a token."""
+        x = min(max(math.log(rate), math.log(self.rates[0])), math.log(self.rates[-1]))
+        y = min(max(math.log(multiplier), math.log(0.1)), math.log(10.0))
+        means = (float(self.selection(x, y)[0, 0]), float(self.report(x, y)[0, 0]))
+        return (*means, math.exp(float(self.log_sd(x, y)[0, 0])))
+
+    def noise(self, seed: str, rate: float, multiplier: float, sd: float) -> float:
+        """The seed's deviation at a point: the same whenever the point and the seed are."""
+        common = random.Random(seed).choice(self.pool)
+        own = random.Random(f"{seed}|{rate}|{multiplier}").choice(self.pool)
+        return sd * (math.sqrt(self.shared) * common + math.sqrt(1 - self.shared) * own)
+
+
+@lru_cache
+def load(name: str, file: Path = FILE) -> Response:
+    """A method's response from the measured curves."""
+    import numpy as np
+    from scipy.interpolate import RectBivariateSpline
+
+    data = json.loads(file.read_text(encoding="utf-8"))
+    curve, initial = data["curves"][name], data["initial_loss"]
+    selection, report = (np.array(curve[key]) for key in ("selection", "report"))
+    x, y = np.log(curve["rates"]), np.log(curve["multipliers"])
+    spread = report.std(axis=2, ddof=1)
+    # A seed sd from four seeds is rough: the noise that is used is its average over the
+    # neighbourhood, and never less than a tenth of the grid's median.
+    smooth = np.maximum(_averaged(spread**2) ** 0.5, np.median(spread) / 10)
+    good = report.mean(axis=2) < 0.95 * initial
+    residuals = ((report - report.mean(axis=2, keepdims=True)) / smooth[:, :, None])[good]
+    scaled = residuals.ravel() / residuals.std()
+    return Response(
+        name=name,
+        default=curve["default"],
+        initial_loss=initial,
+        rates=curve["rates"],
+        selection=RectBivariateSpline(x, y, selection.mean(axis=2)),
+        report=RectBivariateSpline(x, y, report.mean(axis=2)),
+        log_sd=RectBivariateSpline(x, y, np.log(smooth), kx=1, ky=1),
+        pool=tuple(float(value) for value in scaled),
+        shared=max(0.0, min(0.95, _correlation(residuals))),
+    )
+
+
+def _averaged(grid: Any) -> Any:
+    """Every point's mean over itself and its direct neighbours."""
+    import numpy as np
+
+    padded = np.pad(grid, 1, mode="edge")
+    return (
+        padded[1:-1, 1:-1] + padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2]
+        + padded[1:-1, 2:]
+    ) / 5  # fmt: skip
+
+
+def _correlation(residuals: Any) -> float:
+    """Mean correlation between two points of one seed, from [point, seed] residuals.
+
+    Variance of the seeds' means over the mean variance: (1 + (m - 1) rho) / m for m points.
+    """
+    m = len(residuals)
+    share = float(residuals.mean(axis=0).var() / residuals.var(axis=1).mean())
+    return (m * share - 1) / (m - 1)

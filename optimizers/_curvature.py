@@ -6,7 +6,7 @@ a side are float32 whatever the parameter's dtype, float64 for a float64 paramet
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,11 @@ from levelfield.bench.spec import ParamInfo
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """[rows, columns] of a tensor of two or more dimensions, in the dtype of the factors."""
-    return tensor.flatten(1).to(factor_dtype(tensor))
+    """[rows, columns] of a tensor of two or more dimensions, in the dtype of the factors.
+
+    Contiguous: products round by layout, and the eigenvectors of a singular factor show it.
+    """
+    return tensor.flatten(1).to(factor_dtype(tensor)).contiguous()
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -43,7 +46,9 @@ def period_of(fraction: float, total_steps: int) -> int:
     return max(1, round(fraction * total_steps))
 
 
-def eigh(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
+def eigh(
+    matrix: Tensor, solve: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.eigh
+) -> tuple[Tensor, Tensor] | None:
     """Eigenvalues, ascending, and eigenvectors of a symmetric matrix.
 
     What does not converge is tried again in float64; None if that fails too (non-finite values).
@@ -52,18 +57,19 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     """
     for dtype in (matrix.dtype, torch.float64):
         try:
-            values, vectors = torch.linalg.eigh(matrix.to(dtype))
-        except torch.linalg.LinAlgError:
+            values, vectors = solve(matrix.to(dtype))
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             continue
         return values.to(matrix.dtype), vectors.to(matrix.dtype)
     return None
 
 
-def restore_dtypes(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Give every state tensor the dtype it was saved with.
+def restore_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give every state tensor the dtype it was saved with, as a copy.
 
-    To be called after `Optimizer.load_state_dict(saved)`, which casts all of them to their
-    parameter's dtype: float32 factors of a bfloat16 parameter would lose their digits.
+    To be called after `Optimizer.load_state_dict(saved)`. That casts all of them to their
+    parameter's dtype, in which the float32 factors of a bfloat16 parameter lose their digits, and
+    goes on to write into those of `saved` that need no cast.
     """
     keys = [key for group in saved["param_groups"] for key in group["params"]]
     params = [param for group in optimizer.param_groups for param in group["params"]]

@@ -64,7 +64,7 @@ from levelfield.optimizers._curvature import (
     factor_dtype,
     factor_itemsize,
     matrix_shape,
-    restore_dtypes,
+    restore_state,
 )
 from levelfield.optimizers._ops import decay_, descend_
 
@@ -100,7 +100,8 @@ def left(q: Tensor, matrix: Tensor) -> Tensor:
 def left_solve_t(q: Tensor, matrix: Tensor) -> Tensor:
     """Q^-T M."""
     if q.dim() == 2:
-        return torch.linalg.solve_triangular(q.mT, matrix, upper=False)
+        solved: Tensor = torch.linalg.solve_triangular(q.mT, matrix, upper=False)
+        return solved
     return matrix / q.unsqueeze(1)
 
 
@@ -110,7 +111,8 @@ def norm_lower_bound(symmetric: Tensor) -> Tensor:
     scaled = symmetric / largest
     column = scaled.index_select(1, scaled.square().sum(0).argmax().unsqueeze(0)).squeeze(1)
     turned = scaled @ column
-    return (scaled @ (turned / turned.norm())).norm() * largest
+    norm: Tensor = torch.linalg.vector_norm(scaled @ (turned / turned.norm()))
+    return norm * largest
 
 
 def fit_(q: Tensor, a: Tensor, b: Tensor, rate: float) -> None:
@@ -267,7 +269,7 @@ class Kron(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(dict(state_dict))
-        restore_dtypes(self, state_dict)
+        restore_state(self, state_dict)
         own = state_dict["kron"]
         for name in _KEPT:
             setattr(self, name, own[name])
@@ -308,6 +310,12 @@ def state_bytes(params: Sequence[ParamInfo], hparams: Mapping[str, Any], progres
             elements = sum(size**2 if triangular else size for size, triangular in kinds)
             total += factor_itemsize(info) * elements
     return total
+
+
+def end_of_flat(hparams: Mapping[str, Any], total_steps: int) -> tuple[int, ...]:
+    """The first step, counted from 0, whose probability is below `max_prob`."""
+    step = math.floor(hparams["flat_fraction"] * total_steps) + 1
+    return (step,) if step < total_steps else ()
 
 
 def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> Kron:
@@ -351,4 +359,5 @@ SPEC = OptimizerSpec(
     },
     state_bytes=state_bytes,
     refreshes="updates of the preconditioners",
+    switches=end_of_flat,
 )

@@ -67,7 +67,7 @@ from levelfield.optimizers._curvature import (
     factor_itemsize,
     matrix_shape,
     period_of,
-    restore_dtypes,
+    restore_state,
 )
 from levelfield.optimizers._ops import adam_direction, decay_, descend_, moments_
 
@@ -168,7 +168,7 @@ class Shampoo(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(dict(state_dict))
-        restore_dtypes(self, state_dict)
+        restore_state(self, state_dict)
         self.refreshes = state_dict["refreshes"]
 
 
@@ -178,7 +178,7 @@ def _start(state: dict[str, Any], param: Tensor, size: int) -> None:
     state["graft_sq"] = torch.zeros_like(param)
     blocks = []
     for rows, columns in cut(*matrix_shape(tuple(param.shape)), size):
-        block = {}
+        block: dict[str, Tensor] = {}
         for name, side in (("left", rows), ("right", columns)):
             length = side.stop - side.start
             eye = torch.eye(length, dtype=factor_dtype(param), device=param.device)
@@ -190,17 +190,17 @@ def _start(state: dict[str, Any], param: Tensor, size: int) -> None:
 def _step(param: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str, Any]) -> bool:
     """One step of one parameter; says whether its roots were computed."""
     state["step"] += 1
-    step, beta2 = state["step"], group["beta2"]
-    refresh = step == group["start"] or (step > group["start"] and step % group["period"] == 0)
+    step, beta2 = int(state["step"]), group["beta2"]
+    start, period = int(group["start"]), int(group["period"])
+    refresh = step == start or (step > start and step % period == 0)
     m, v = state["momentum"], state["graft_sq"]
     beta1, graft_beta2 = group["beta1"], group["graft_beta2"]
     moments_(m, v, grad, beta1, graft_beta2)
     adam = adam_direction(m, v, step, beta1, graft_beta2, group["graft_eps"])
     gradient, momentum, direction = as_matrix(grad), as_matrix(m), as_matrix(adam)
     result = torch.empty_like(direction)
-    for block, place in zip(
-        state["blocks"], cut(*direction.shape, group["max_preconditioner_dim"]), strict=True
-    ):
+    places = cut(*matrix_shape(tuple(param.shape)), group["max_preconditioner_dim"])
+    for block, place in zip(state["blocks"], places, strict=True):
         part = gradient[place]
         accumulate_(block["left"], part, beta2)
         accumulate_(block["right"], part.mT, beta2)
@@ -210,7 +210,7 @@ def _step(param: Tensor, grad: Tensor, state: dict[str, Any], group: Mapping[str
                 root = inverse_root(block[name] / correction, group["exponent"], group["eps"])
                 if root is not None:
                     block[f"{name}_root"] = root
-        if step < group["start"]:
+        if step < start:
             result[place] = direction[place]
             continue
         turned = block["left_root"] @ momentum[place] @ block["right_root"]

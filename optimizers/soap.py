@@ -69,7 +69,7 @@ from levelfield.optimizers._curvature import (
     factor_itemsize,
     matrix_shape,
     period_of,
-    restore_dtypes,
+    restore_state,
 )
 from levelfield.optimizers._ops import decay_, descend_, moments_
 
@@ -200,7 +200,7 @@ class Soap(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(dict(state_dict))
-        restore_dtypes(self, state_dict)
+        restore_state(self, state_dict)
         self.refreshes = state_dict["refreshes"]
 
 

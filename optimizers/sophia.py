@@ -51,6 +51,7 @@ from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec
 from levelfield.bench.stepper import BuildContext, GradientStepper, StepBatch, StepResult
 from levelfield.optimizers._claims import copies
+from levelfield.optimizers._curvature import restore_state
 from levelfield.optimizers._ops import decay_, descend_
 
 EPS_PLACEMENTS = ("added", "floor")
@@ -165,6 +166,7 @@ class SophiaG(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(dict(state_dict))
+        restore_state(self, state_dict)
         own = state_dict["sophia"]
         self.clock, self.refreshes = own["clock"], own["refreshes"]
         self._win_rate = list(own["win_rate"])
@@ -237,7 +239,8 @@ class SophiaStepper(GradientStepper):
 def hessian_beta(hparams: Mapping[str, Any], total_steps: int) -> float:
     """b2, its memory cut to a share of the horizon."""
     longest = hparams["memory_fraction"] * total_steps
-    return min(hparams["beta2"], max(0.0, 1.0 - hparams["hessian_every"] / longest))
+    beta2: float = min(hparams["beta2"], max(0.0, 1.0 - hparams["hessian_every"] / longest))
+    return beta2
 
 
 def hessian_steps(hparams: Mapping[str, Any], total_steps: int) -> tuple[int, ...]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from levelfield.bench import stats
-from levelfield.reports import measure
+from levelfield.reports import measure, merits
 from levelfield.reports.curves import interval_rows, traces
 from levelfield.reports.svg import INK, KINDS, PAPER, SOFT, canvas, export, look, style
 from levelfield.reports.text import binary_unit, clean, listed, significant
@@ -21,10 +20,10 @@ WIDTH, HEIGHT = 560, 360
 
 
 def differences(view: View, name: str, title: str, description: str) -> str | None:
-    """Paired difference to the reference with its t interval, one row a method."""
+    """Difference to the baseline with its t interval, one row a method."""
 
     def read(method: Method) -> tuple[float, float, float] | None:
-        pair = view.pair(method.name, view.reference)
+        pair = view.pair(method.name, view.baseline)
         if pair is None or pair.difference is None or pair.interval is None:
             return None
         return pair.difference, *pair.interval
@@ -39,8 +38,8 @@ def differences(view: View, name: str, title: str, description: str) -> str | No
         extents = sorted(max(abs(low), abs(high)) for _, _, low, high in rows)
         reach = min(extents[-1], 4 * extents[len(extents) // 2])
         for number, (method, middle, low, high) in enumerate(rows):
-            drawn, pair = look(method, view), view.pair(method.name, view.reference)
-            sure = pair is not None and pair.winner() is not None
+            drawn = look(method, view)
+            sure = view.winner(method.name, view.baseline) is not None
             if abs(middle) > reach:
                 _far(axes, number, middle, reach, drawn.color)
                 continue
@@ -54,7 +53,7 @@ def differences(view: View, name: str, title: str, description: str) -> str | No
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel(f"nats a token against {clean(view.reference)}; left is better")
+        axes.set_xlabel(f"nats a token against {clean(view.baseline)}; left is better")
         axes.xaxis.set_major_formatter(lambda value, _: significant(value, 3))
         return export(figure, name, title, description)
 
@@ -68,14 +67,48 @@ def _far(axes: Axes, row: int, value: float, reach: float, color: str) -> None:
                   fontsize=10)  # fmt: skip
 
 
+def sweep(view: View, name: str, title: str, description: str) -> str | None:
+    """Loss against the rate over the method's own best rate, one line a method."""
+    rows = [(method, merits.sweep(method)) for method in view.methods]
+    rows = [(method, points) for method, points in rows if len(points) > 1]
+    if not rows:
+        return None
+    with style():
+        figure = canvas(WIDTH, HEIGHT)
+        axes = figure.add_subplot()
+        best = sorted(min(points.values()) for _, points in rows)
+        ceiling = best[len(best) // 2] + 4 * max(best[-1] - best[0], 0.1)
+        ends = []
+        for method, points in rows:
+            drawn, centre = look(method, view), method.hparams.get(method.scale)
+            if not isinstance(centre, int | float):
+                continue
+            x = [rate / centre for rate in points]
+            y = [min(loss, ceiling) for loss in points.values()]
+            axes.plot(x, y, "-o", color=drawn.color, lw=1.6, ms=3.5)
+            ends.append((y[-1], x[-1], method, drawn.color))
+        axes.set_xscale("log")
+        axes.set_ylim(best[0] - 0.05 * (ceiling - best[0]), ceiling)
+        _labels(axes, ends, ceiling - best[0])
+        axes.set(xlabel="rate, relative to the best one", ylabel="selection loss, nats a token")
+        return export(figure, name, title, description)
+
+
+def _labels(axes: Axes, ends: list[tuple[float, float, Method, str]], span: float) -> None:
+    """Names at the right ends of lines, pushed apart so that none covers another."""
+    floor = -float("inf")
+    for y, x, method, color in sorted(ends, key=lambda end: (end[0], end[2].index)):
+        floor = max(y, floor + 0.055 * span)
+        axes.annotate(clean(method.name), (x, y), (x * 1.25, floor), color=color, fontsize=10,
+                      va="center", annotation_clip=False,
+                      arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6})  # fmt: skip
+
+
 def pareto(view: View, name: str, title: str, description: str) -> str | None:
     """Loss against memory, with intervals; the Pareto set is filled."""
     label, amount = measure.total_measure(view)
     dominated = measure.dominated_by(view)
-    rows = [
-        (method, measure.known(amount(method)), stats.t_interval(list(method.losses.values())))
-        for method in view.contenders
-    ]
+    rows = [(method, measure.known(amount(method)), method.interval) for method in view.contenders]
     drawn_rows = [(m, b, i) for m, b, i in rows if b is not None and i is not None]
     if len(drawn_rows) < 2:
         return None

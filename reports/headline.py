@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from levelfield.bench.stats import Pair
+from levelfield.bench.inference import Comparison
 from levelfield.reports.text import clean, fixed, listed, plural
 from levelfield.reports.view import Method, View
 
@@ -36,7 +36,7 @@ def headline(view: View) -> str:
 
 def subline(view: View) -> str:
     """The same from the reference's side; empty where there is nothing to say."""
-    reference = view.method(view.reference)
+    reference = view.method(view.baseline)
     if not view.ranked:
         return f"{START[0].upper()}{START[1:]}."
     if reference is None or reference.rank is None:
@@ -48,7 +48,7 @@ def subline(view: View) -> str:
         pair = view.pair(method.name, reference.name)
         if method.name == reference.name or pair is None:
             continue
-        winner = pair.winner()
+        winner = view.winner(method.name, reference.name)
         (open_ if winner is None else won if winner == method.name else lost).append(method)
     parts = [
         f"{_names(group, 5)} {words}"
@@ -74,11 +74,10 @@ def _lead(view: View, leader: Method, rest: list[Method]) -> str:
 
 
 def _beats(view: View, a: Method, b: Method) -> bool:
-    pair = view.pair(a.name, b.name)
-    return pair is not None and pair.winner() == a.name
+    return view.winner(a.name, b.name) == a.name
 
 
-def _gap(pair: Pair) -> str:
+def _gap(pair: Comparison) -> str:
     digits = 3 if abs(pair.difference or 0.0) >= 0.01 else 4
     middle = fixed(pair.difference or 0.0, digits)
     if pair.interval is None:

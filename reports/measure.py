@@ -120,7 +120,7 @@ def why_missing(records: Iterable[TrialRecord], name: str) -> str:
 
 def tuning_gain(method: Method) -> Measured:
     """Selection loss at the paper's defaults (trial 0) minus the best trial's, nats."""
-    first = next((record for record in method.tune if record.trial == 0), None)
+    first = next((record for record in method.first_study if record.trial == 0), None)
     if first is None:
         return Missing("no trial 0 at the paper's defaults")
     if first.status not in MEASURED or first.selection_loss is None:
@@ -157,7 +157,7 @@ def edges(method: Method) -> dict[str, str]:
 
 
 def _scale_edge(method: Method, name: str, value: float) -> str | None:
-    tried = [(float(r.hparams[name]), r.status) for r in method.tune if name in r.hparams]
+    tried = [(float(r.hparams[name]), r.status) for r in method.first_study if name in r.hparams]
     good = [tried_value for tried_value, status in tried if status in MEASURED]
     if len(set(good)) < 2:
         return "the only value that ran well"
@@ -261,10 +261,7 @@ def dominated_by(view: View) -> dict[str, list[str]]:
     The Pareto set is every method with an empty list.
     """
     _, measure = total_measure(view)
-    rows = [
-        (method.name, known(measure(method)), stats.t_interval(list(method.losses.values())))
-        for method in view.contenders
-    ]
+    rows = [(method.name, known(measure(method)), method.interval) for method in view.contenders]
     found: dict[str, list[str]] = {}
     for name, used, interval in rows:
         if used is None or interval is None:

@@ -6,9 +6,11 @@ column, `missing`. `facts.py` holds the frames of what stands around the ranking
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from levelfield.bench import stats
+from levelfield.bench import power, stats
+from levelfield.bench.inference import Comparison
 from levelfield.bench.metrics import perplexity
 from levelfield.reports import measure
 from levelfield.reports.eligible import dig
@@ -29,10 +31,11 @@ LEADERBOARD = (
     "report_loss_mean_nats",
     "interval_low_nats",
     "interval_high_nats",
+    "studies",
     "good_finals",
     "finals",
     "loss_minus_floor_nats",
-    "difference_to_reference_nats",
+    "difference_to_baseline_nats",
     "difference_low_nats",
     "difference_high_nats",
     "tokens_to_reference",
@@ -55,8 +58,7 @@ def leaderboard(view: View) -> DataFrame:
 
 
 def _leader(method: Method, view: View) -> dict[str, Any]:
-    losses = list(method.losses.values())
-    interval = stats.t_interval(losses)
+    interval = method.interval
     few = Missing(few_finals(method))
     state, parameters = measure.state_bytes(method), measure.parameters(method)
     return {
@@ -64,10 +66,11 @@ def _leader(method: Method, view: View) -> dict[str, Any]:
         "method": clean(method.name),
         "family": clean(method.spec.get("family") or "") or Missing("not in the manifest"),
         "report_loss_median_nats": finite_or(method.median, few_finals(method)),
-        "report_loss_mean_nats": finite_or(stats.mean(losses), few_finals(method)),
+        "report_loss_mean_nats": finite_or(stats.mean(method.units), few_finals(method)),
         "interval_low_nats": interval[0] if interval else few,
         "interval_high_nats": interval[1] if interval else few,
-        "good_finals": len(losses),
+        "studies": len(method.study_values),
+        "good_finals": len(method.losses),
         "finals": len(method.final),
         "loss_minus_floor_nats": _above_floor(method, view),
         **_difference(method, view),
@@ -101,12 +104,12 @@ def _above_floor(method: Method, view: View) -> measure.Measured:
 
 
 def _difference(method: Method, view: View) -> dict[str, Any]:
-    names = ("difference_to_reference_nats", "difference_low_nats", "difference_high_nats")
-    if method.name == view.reference:
-        return dict.fromkeys(names, Missing("this is the reference"))
-    pair = view.pair(method.name, view.reference)
+    names = ("difference_to_baseline_nats", "difference_low_nats", "difference_high_nats")
+    if method.name == view.baseline:
+        return dict.fromkeys(names, Missing("claims are made against this one"))
+    pair = view.pair(method.name, view.baseline)
     if pair is None or pair.difference is None or pair.interval is None:
-        reason = method.unranked or "fewer than two seeds in common with the reference"
+        reason = method.unranked or "fewer than two studies here or of the baseline"
         return dict.fromkeys(names, Missing(reason))
     return dict(zip(names, (pair.difference, *pair.interval), strict=True))
 
@@ -177,36 +180,85 @@ def finals(view: View) -> DataFrame:
 PAIRS = (
     "method",
     "other",
-    "shared_seeds",
+    "studies",
     "difference_nats",
     "interval_low_nats",
     "interval_high_nats",
     "p",
     "p_holm",
     "better",
+    "because",
 )
 
 
 def pairs(view: View) -> DataFrame:
-    """Every pair of ranked methods: mean difference method - other over the shared seeds."""
-    few = Missing("fewer than two seeds in common")
+    """Every pair of ranked methods: difference of the means over studies, method - other."""
+    few = Missing("fewer than two studies, or no spread between them")
     return frame(
         PAIRS,
         [
             {
                 "method": clean(pair.a),
                 "other": clean(pair.b),
-                "shared_seeds": pair.n,
+                "studies": min(pair.n_a, pair.n_b),
                 "difference_nats": few if pair.difference is None else pair.difference,
                 "interval_low_nats": pair.interval[0] if pair.interval else few,
                 "interval_high_nats": pair.interval[1] if pair.interval else few,
                 "p": few if pair.p is None else pair.p,
                 "p_holm": few if pair.p_holm is None else pair.p_holm,
-                "better": clean(pair.winner() or "not distinguishable"),
+                "better": clean(view.family.verdict(pair)[0] or "not distinguishable"),
+                "because": clean(view.family.verdict(pair)[1]),
             }
             for pair in view.pairs
         ],
     )
+
+
+EQUIVALENCE = (
+    "method",
+    "difference_nats",
+    "studies_needed",
+    "tost_power",
+    "tost_p",
+    "verdict",
+)
+
+
+def equivalence(view: View) -> DataFrame:
+    """Every ranked method against the baseline: studies that its difference needs, TOST."""
+    margin = float(view.setting("margin_nats", default=0.01))
+    pairs = [view.pair(m.name, view.baseline) for m in view.contenders if m.name != view.baseline]
+    return frame(EQUIVALENCE, [_equivalence(view, pair, margin) for pair in pairs if pair])
+
+
+def _equivalence(view: View, pair: Comparison, margin: float) -> dict[str, Any]:
+    none = Missing(pair.reason or "no spread between studies")
+    row: dict[str, Any] = {
+        "method": clean(pair.a),
+        "difference_nats": none if pair.difference is None else pair.difference,
+        **dict.fromkeys(("studies_needed", "tost_power", "tost_p"), none),
+        "verdict": "unknown",
+    }
+    if pair.difference is None or not pair.se:
+        return row
+    sd = pair.se / math.sqrt(1 / pair.n_a + 1 / pair.n_b)
+    needed = power.needed(pair.difference, sd) if pair.difference else None
+    found = power.tost(pair.difference, pair.se, pair.df, margin, alpha=view.family.alpha)
+    better = view.family.verdict(pair)[0]
+    verdict = f"{clean(better)} is better" if better else "not distinguishable"
+    if found.equivalent:
+        verdict += "; equivalent within the margin" if better else ", equivalent within the margin"
+    return {
+        **row,
+        "studies_needed": needed if isinstance(needed, int) else _reason(needed),
+        "tost_power": none if found.power is None else found.power,
+        "tost_p": none if found.p is None else found.p,
+        "verdict": verdict,
+    }
+
+
+def _reason(value: object) -> Missing:
+    return Missing(getattr(value, "reason", "the difference is exactly zero"))
 
 
 TARGET = (

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from levelfield.bench import stats
+from levelfield.bench import inference, stats
+from levelfield.bench.samples import sample, study_means
 from levelfield.bench.spec import TrialRecord
 from levelfield.reports.eligible import Excluded, dig, select
 from levelfield.reports.text import clean, plural
@@ -51,6 +52,10 @@ class Method:
     tune: tuple[TrialRecord, ...]
     final: tuple[TrialRecord, ...]
     timing: tuple[TrialRecord, ...]
+    sweep: tuple[TrialRecord, ...] = ()
+    transfer: tuple[TrialRecord, ...] = ()
+    censored: Mapping[str, str] = field(default_factory=dict)
+    """Dimension -> side of the range that the first censored study's best point lies at."""
     unranked: str | None = None
     """Why it has no place, or None."""
     rank: int | None = None
@@ -66,6 +71,23 @@ class Method:
         return {r.seed: r.report_loss for r in self.good if r.report_loss is not None}
 
     @property
+    def study_values(self) -> dict[int, float]:
+        """study -> mean report loss of its good finals: the values that are compared."""
+        return {m.study: m.value for m in study_means(self.final) if m.value is not None}
+
+    @property
+    def units(self) -> list[float]:
+        """What the interval is over: studies where there are two or more, else seeds."""
+        values = list(self.study_values.values())
+        return values if len(values) > 1 else list(self.losses.values())
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % t interval of the mean over studies; over seeds, at these hyper-parameters, where
+        there is a single study."""
+        return stats.t_interval(self.units)
+
+    @property
     def median(self) -> float | None:
         """Median report loss over every final; a failed one counts as worse than any number."""
         failed = [math.inf] * (len(self.final) - len(self.good))
@@ -73,8 +95,13 @@ class Method:
 
     @property
     def best(self) -> TrialRecord | None:
-        """The tuning trial with the lowest selection loss."""
-        return stats.best(self.tune, lambda record: record.selection_loss)
+        """The first study's tuning trial with the lowest selection loss."""
+        return stats.best(self.first_study, lambda record: record.selection_loss)
+
+    @property
+    def first_study(self) -> tuple[TrialRecord, ...]:
+        """Tuning trials of the study whose point is timed and swept."""
+        return tuple(record for record in self.tune if record.study == 0)
 
     @property
     def scale(self) -> str:
@@ -106,8 +133,8 @@ class View:
     """Sorted by median report loss; those without one last."""
     excluded: tuple[Excluded, ...]
     notes: tuple[str, ...]
-    pairs: tuple[stats.Pair, ...]
-    """Between rankable methods, Holm-adjusted together."""
+    family: inference.Family
+    """Every comparison of rankable methods, and what may be said of it."""
     ranked: bool
 
     def setting(self, *keys: str, default: Any = None) -> Any:
@@ -119,6 +146,22 @@ class View:
         """The method whose step time is 1 and whose loss is the target."""
         return str(self.setting("reference", default="adamw"))
 
+    @property
+    def baseline(self) -> str:
+        """The method that claims are made against; the reference if that one did not run."""
+        claims = str(self.setting("claims", default=""))
+        return claims if any(m.name == claims for m in self.methods) else self.reference
+
+    @property
+    def pairs(self) -> tuple[inference.Comparison, ...]:
+        """Every pair of rankable methods, Holm-adjusted together."""
+        return self.family.pairs if self.ranked else ()
+
+    def winner(self, a: str, b: str) -> str | None:
+        """Which of two methods is shown to be better, or None."""
+        pair = self.pair(a, b)
+        return None if pair is None else self.family.verdict(pair)[0]
+
     def method(self, name: str) -> Method | None:
         """A method by name."""
         return next((method for method in self.methods if method.name == name), None)
@@ -129,13 +172,13 @@ class View:
         placed = [method for method in self.methods if method.rank is not None]
         return tuple(sorted(placed, key=lambda method: method.rank or 0))
 
-    def pair(self, a: str, b: str) -> stats.Pair | None:
+    def pair(self, a: str, b: str) -> inference.Comparison | None:
         """The comparison of two methods, turned so that it reads a - b."""
         for pair in self.pairs:
             if (pair.a, pair.b) == (a, b):
                 return pair
             if (pair.a, pair.b) == (b, a):
-                return _turned(pair)
+                return pair.turned()
         return None
 
 
@@ -156,18 +199,37 @@ def build(run: RunLike) -> View:
     ranked = dig(manifest, "protocol", "ranked", default=True) is True
     methods = [replace(m, unranked=unranked_reason(m, ranked, most)) for m in methods]
     able = sorted((m for m in methods if m.unranked is None), key=_order)
-    losses = {method.name: method.losses for method in able}
-    places = stats.ranks(losses)
-    placed = [replace(method, rank=places.get(method.name)) for method in methods]
-    compared = losses if ranked else {}
+    compared = _compare(able, manifest)
+    placed = [
+        replace(
+            method,
+            rank=compared.ranks.get(method.name) if ranked else None,
+            unranked=method.unranked or compared.unranked.get(method.name),
+        )
+        for method in methods
+    ]
     return View(
         path=run.path,
         manifest=manifest,
         methods=tuple(sorted(placed, key=_order)),
         excluded=tuple(excluded),
         notes=tuple(clean(note) for note in notes),
-        pairs=stats.pairs(compared),
+        family=compared,
         ranked=ranked,
+    )
+
+
+def _compare(able: Iterable[Method], manifest: Mapping[str, Any]) -> inference.Family:
+    """Compare the methods that may have a place, study by study."""
+    methods = list(able)
+    studies = int(dig(manifest, "protocol", "budget", "studies", default=1))
+    names = {method.name for method in methods}
+    claims = dig(manifest, "protocol", "claims", default=None)
+    reference = dig(manifest, "protocol", "reference", default="adamw")
+    return inference.family(
+        [sample(m.name, m.final, studies, bool(m.censored)) for m in methods],
+        alpha=float(dig(manifest, "protocol", "alpha", default=0.05)),
+        reference=claims if claims in names else reference,
     )
 
 
@@ -226,18 +288,25 @@ def _method(
         tune=tuple(r for r in mine if r.phase == "tune"),
         final=tuple(r for r in mine if r.phase == "final"),
         timing=tuple(r for r in mine if r.phase == "timing"),
+        sweep=tuple(r for r in mine if r.phase == "sweep"),
+        transfer=tuple(r for r in mine if r.phase == "transfer"),
+        censored=_censored(name, manifest),
     )
+
+
+def _censored(name: str, manifest: Mapping[str, Any]) -> Mapping[str, str]:
+    """Edges that the reserve did not clear, of the first study that has any."""
+    if not dig(manifest, "protocol", "tuner", "reserve", default=0):
+        return {}  # without a reserve nothing was tried beyond: edges are shown, not judged
+    for key, facts in (manifest.get("studies") or {}).items():
+        if key.rpartition("#")[0] == name and facts.get("edges"):
+            return dict(facts["edges"])
+    return {}
 
 
 def _order(method: Method) -> tuple[float, int]:
     middle = method.median
     return (math.inf if middle is None else middle, method.index)
-
-
-def _turned(pair: stats.Pair) -> stats.Pair:
-    low_high = pair.interval and (-pair.interval[1], -pair.interval[0])
-    difference = None if pair.difference is None else -pair.difference
-    return replace(pair, a=pair.b, b=pair.a, difference=difference, interval=low_high)
 
 
 def statuses(records: Iterable[TrialRecord]) -> Counter[str]:

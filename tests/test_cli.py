@@ -23,6 +23,7 @@ from levelfield.bench.store import RunWriter
 from levelfield.cli import Result, app, emit
 
 COMMANDS = {
+    "audit": ["PATH", "--json"],
     "check": ["NAME", "--json"],
     "doctor": ["--json"],
     "list": ["KIND", "--out", "--json"],
@@ -33,9 +34,10 @@ COMMANDS = {
     "report": ["PATH", "--json"],
     "run": [
         *["PROTOCOL", "-o", "--optimizer", "--set", "--seed", "--seeds", "--slots", "--device"],
-        *["--out", "--resume", "--into", "--rerun-stale", "--json"],
+        *["--out", "--resume", "--into", "--tuned-from", "--rerun-stale", "--json"],
     ],
     "show": ["NAME", "--json"],
+    "verify": ["PATH", "--sample", "--seed", "--slots", "--json"],
 }
 """What scripts rely on: an option that goes or is renamed is a new major version."""
 
@@ -335,7 +337,10 @@ UNKNOWN_METHOD = r"unknown optimizer 'adamv' (did you mean"
         (["run", "smoke", "--rerun-stale"], "--rerun-stale goes with --resume"),
         (["run", "--resume", "nothing"], "no run at nothing"),
         (["run", "--into", "nothing", "-o", "lion"], "no run at nothing"),
+        (["run", "smoke", "--tuned-from", "nothing"], "no run at nothing"),
         (["report", "nothing"], "no run at nothing"),
+        (["audit", "nothing"], "no run at nothing"),
+        (["verify", "nothing"], "no run at nothing"),
         (["list", "optimisers"], "nothing to list under 'optimisers' (did you mean optimizers"),
         (["show", "adamv"], "no optimizer or protocol is named 'adamv' (did you mean"),
         (["show", "nothing.py:SPEC"], "no optimizer file 'nothing.py'"),
@@ -417,6 +422,7 @@ def test_a_method_named_twice_is_told_with_both_origins(tmp_path: Path) -> None:
         (["--device", "cpu"], "--device"),
         (["--out", "x"], "--out"),
         (["--into", "x"], "--into"),
+        (["--tuned-from", "x"], "--tuned-from"),
         (["-o", "lion", "--seed", "0", "--out", "x"], "--out, --seed, -o"),
     ],
 )
@@ -427,7 +433,9 @@ def test_resume_takes_no_other_option(run: Path, options: list[str], told: str) 
     )
 
 
-@pytest.mark.parametrize("options", [["smoke"], ["--seed", "1"], ["--rerun-stale"]])
+@pytest.mark.parametrize(
+    "options", [["smoke"], ["--seed", "1"], ["--rerun-stale"], ["--tuned-from", "x"]]
+)
 def test_into_takes_methods_and_seeds_alone(run: Path, options: list[str]) -> None:
     told = refused("run", "--into", run, "-o", "lion", *options)
     assert told.startswith("--into takes everything else from the run's manifest: not ")
@@ -494,6 +502,15 @@ def test_a_run_that_cannot_go_on_is_told(
                             "nonsense": 0})(run)  # fmt: skip
     edit(run)
     assert message in refused("run", "--resume", run)
+
+
+def test_a_run_that_tuned_nothing_gives_no_points(run: Path) -> None:
+    told = refused("run", "smoke", "-o", "adamw", "--tuned-from", run)
+    assert told.startswith(f"{run} holds no tuned point of adamw (accepted: ")
+    assert list(run.parent.iterdir()) == [run]
+    change("methods.0.digest", "x")(run)
+    told = refused("run", "smoke", "-o", "adamw", "--tuned-from", run)
+    assert told == f"the code of adamw changed since {run} was run"
 
 
 def test_a_run_in_use_is_told(run: Path) -> None:

@@ -177,6 +177,7 @@ SAME: dict[str, Any] = {
     "ranked": False,
     "reference": "lion",
     "methods": ("lion",),
+    "claims": "lion",
     "alpha": 0.5,
     "margin_nats": 0.5,
     "targets": (0.1,),

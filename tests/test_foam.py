@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from levelfield.bench.meter import state_bytes as stored_bytes
 from levelfield.bench.spec import ParamInfo
 from levelfield.bench.stepper import Parameter
-from levelfield.optimizers.foam import SPEC, Foam, blocked, build, fold, unfold
+from levelfield.optimizers._foam import Foam, blocked, fold, unfold
+from levelfield.optimizers.foam import SPEC, build
 from levelfield.tests.optimizer_cases import (
     SHAPES,
     Array,

@@ -33,7 +33,7 @@ OURS: dict[str, tuple[str, ...]] = {
     "protocols": (BENCH + "spec",),
     "reports": (
         "levelfield.reports",
-        *(BENCH + part for part in ("spec", "metrics", "stats", "store", "registry")),
+        *(BENCH + part for part in ("spec", "metrics", "stats", "store", "registry", "audit")),
     ),
 }
 """What each part may import of levelfield. A name that ends in `_` stands for every such module."""

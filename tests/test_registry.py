@@ -165,6 +165,14 @@ def test_helpers_and_files_without_a_record_are_not_listed(folder: Path) -> None
     assert list(OPTIMIZERS.entries()) == ["mine"]
 
 
+def test_a_file_that_changed_is_read_again(folder: Path) -> None:
+    file = write(folder / "mine.py", "mine")
+    assert list(OPTIMIZERS.entries()) == ["mine"]
+    write(file, "other")
+    os.utime(file, ns=(1, 1))
+    assert list(OPTIMIZERS.entries()) == ["other"]
+
+
 def test_literals_are_found_in_every_way_to_write_them(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text(

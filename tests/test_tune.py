@@ -515,6 +515,14 @@ def test_a_decay_rate_is_followed_without_reaching_one() -> None:
     assert max(point["beta2"] for point in driven.points) == 0.999999
 
 
+def test_the_bracket_comes_before_the_reserve() -> None:
+    at_the_edge = replace(space.embed_multiplier(), default=9.9)
+    spec = method(lr=space.log(1e-4, 1e-1, default=1e-3), embed_multiplier=at_the_edge)
+    driven = drive(spec, bowl(1.0), trials=5, reserve=4)
+    assert driven.factors() == [0, 1, 2, 3, 4]
+    assert driven.study.beyond_count == 0
+
+
 def test_nothing_is_beyond_an_edge_if_nothing_works() -> None:
     driven = drive(response=lambda hparams: math.inf, kind="sobol", trials=8, reserve=4)
     assert driven.study.beyond_count == 0

@@ -1,8 +1,7 @@
-"""How sure the order is: paired differences, and every pair tested."""
+"""How sure the order is: differences over studies, power, and every pair tested."""
 
 from __future__ import annotations
 
-from levelfield.bench import stats
 from levelfield.bench.spec import Section
 from levelfield.reports import charts, tables
 from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
@@ -16,30 +15,52 @@ def render(view: View) -> Block | None:
         return None
     parts: list[Part] = []
     caption = (
-        f"Mean difference in report loss to {clean(view.reference)} over shared seeds, with its "
+        f"Difference in mean report loss to {clean(view.baseline)} over tuning studies, with its "
         "95 % t interval. Filled: significant after Holm's correction over all pairs; hollow: not."
     )
     parts += drawing(
-        charts.differences, view, "differences", "Differences to the reference", caption
+        charts.differences, view, "differences", f"Differences to {clean(view.baseline)}", caption
     )
-    reach = _reach(view)
-    if reach is not None:
+    margin = view.family.margin
+    if isinstance(margin, float):
         parts.append(
             Prose(
                 kind="beside",
-                text=f"The typical paired interval reaches ± {fixed(reach, 4)} nats: a smaller "
-                "difference is beyond these seeds. Pairing helps because all methods share the "
-                "weights and batches of a seed. Student's t takes the differences as roughly "
-                "normal, which a handful of seeds cannot prove.",
+                text=f"A/A margin: {fixed(margin, 4)} nats. Two runs of one and the same method "
+                "lie this far apart in one comparison of twenty, by the spread between studies "
+                "pooled over all methods; smaller differences are ties. Claims are made against "
+                f"{clean(view.baseline)}: a rate of its own for embedding and head is the largest "
+                "confound between methods. Student's t takes studies as roughly normal, which a "
+                "handful cannot prove.",
             )
         )
+    parts += _power(view)
     parts.append(_all_pairs(view))
     return Block(parts=tuple(parts))
 
 
-def _reach(view: View) -> float | None:
-    halves = [(pair.interval[1] - pair.interval[0]) / 2 for pair in view.pairs if pair.interval]
-    return stats.median(halves)
+def _power(view: View) -> list[Part]:
+    """Power first, then what equivalence says: TOST with the margin declared beforehand."""
+    frame = tables.equivalence(view)
+    if frame.empty:
+        return []
+    margin = short(view.setting("margin_nats", default=0.01))
+    return [
+        grid(
+            "equivalence",
+            f"Against {clean(view.baseline)}: power, and equivalence within ± {margin} nats "
+            "(declared before the finals)",
+            frame,
+            [
+                Column("method", "method", align="left"),
+                Column("difference_nats", "difference, nats", lambda v: signed(v, 4)),
+                Column("studies_needed", "studies to show it at power 0.8", short),
+                Column("tost_power", "power of TOST if equal", lambda v: fixed(v, 2)),
+                Column("tost_p", "p, TOST", _p),
+                Column("verdict", "verdict", align="left"),
+            ],
+        )
+    ]
 
 
 def _all_pairs(view: View) -> Part:
@@ -50,13 +71,14 @@ def _all_pairs(view: View) -> Part:
         [
             Column("method", "first", align="left"),
             Column("other", "second", align="left"),
-            Column("shared_seeds", "seeds"),
+            Column("studies", "studies"),
             Column("difference_nats", "difference, nats", lambda v: signed(v, 4)),
             Column("interval_low_nats", "95 % from", lambda v: signed(v, 4)),
             Column("interval_high_nats", "to", lambda v: signed(v, 4)),
             Column("p", "p", _p),
             Column("p_holm", "p, Holm", _p),
             Column("better", "better", align="left"),
+            Column("because", "because", align="left"),
         ],
         muted=lambda row: row["better"] == "not distinguishable",
         folded=True,
@@ -71,6 +93,6 @@ SECTION = Section(
     name="certainty",
     title="How sure the order is",
     order=20,
-    summary="paired differences to the reference and a test of every pair",
+    summary="differences over tuning studies, A/A margin, power, every pair tested",
     render=render,
 )

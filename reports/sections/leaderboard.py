@@ -18,6 +18,7 @@ from levelfield.reports.text import (
     exact,
     fixed,
     plural,
+    short,
     shortened,
     signed,
     significant,
@@ -27,7 +28,8 @@ from levelfield.reports.view import View
 
 SEED_LUCK = (
     "At these hyper-parameters: these intervals see seed luck, not tuning luck. A second round of "
-    "tuning could find other values."
+    "tuning could find other values, so nothing is ranked; budget.studies=3 tunes every method "
+    "three times over."
 )
 
 
@@ -36,19 +38,29 @@ def render(view: View) -> Block:
     table = _table(view)
     reading = [
         f"Loss is the mean over the whole report slice after the last step, in nats a token; lower "
-        f"is better. Every dot is a final seed, the bar is the 95 % t interval of the mean, the "
-        f"upright line the median; the dashed line is the median of {clean(view.reference)}. "
+        f"is better. Every dot is a final seed, the bar is the 95 % t interval of the mean over "
+        f"{_unit(view)}, the upright line the median of all dots; the dashed line is the median of "
+        f"{clean(view.reference)}. "
         "Rows are sorted by median; a seed that failed counts as worse than any number."
     ]
     if view.pairs:
         reading.append(
-            "Place = 1 + the number of methods that are significantly better: paired t test over "
-            f"shared final seeds, two-sided, Holm over all {plural(len(view.pairs), 'pair')}, "
-            "alpha 0.05. Methods that cannot be told apart share a place; a noisy one may hold a "
-            "better place than its median suggests."
+            "Place = 1 + the number of methods that are significantly better. The tuning study is "
+            "the unit: each was tuned from its own start and is worth the mean of its final seeds; "
+            f"t test over studies, two-sided, Holm over all {plural(len(view.pairs), 'pair')}, "
+            f"alpha {short(view.family.alpha)}. Methods that cannot be told apart share a place; a "
+            "noisy one may hold a better place than its median suggests."
         )
-    luck = [Prose(SEED_LUCK, "strong")] if any(method.good for method in view.methods) else []
+    seeds_only = any(method.good and len(method.study_values) < 2 for method in view.methods)
+    luck = [Prose(SEED_LUCK, "strong")] if seeds_only and view.ranked else []
     return Block(parts=(table, *luck, *(Prose(text, "beside") for text in reading)))
+
+
+def _unit(view: View) -> str:
+    studies = max((len(method.study_values) for method in view.methods), default=0)
+    if studies < 2:
+        return "final seeds, at these hyper-parameters"
+    return f"the {studies} independent tuning studies"
 
 
 def _table(view: View) -> Table:
@@ -88,21 +100,22 @@ def _table(view: View) -> Table:
         if row["report_loss_mean_nats"] is None or row["interval_low_nats"] is None:
             return None
         half = (row["interval_high_nats"] - row["interval_low_nats"]) / 2
-        n = row["good_finals"]
+        studies, seeds_run = row["studies"], row["good_finals"]
+        over = f"{studies} × {seeds_run // studies}" if studies > 1 else f"n={seeds_run}"
         return Cell(
             text=fixed(row["report_loss_mean_nats"], 4),
-            sub=f"± {fixed(half, 4)}, n={n}" + ("" if n == row["finals"] else " †"),
+            sub=f"± {fixed(half, 4)}, {over}" + ("" if seeds_run == row["finals"] else " †"),
         )
 
     def difference(row: Mapping[str, Any]) -> Cell | None:
-        if row["difference_to_reference_nats"] is None:
+        if row["difference_to_baseline_nats"] is None:
             return None
         low, high = row["difference_low_nats"], row["difference_high_nats"]
-        pair = view.pair(methods[row["method"]].name, view.reference)
+        winner = view.winner(methods[row["method"]].name, view.baseline)
         return Cell(
-            text=signed(row["difference_to_reference_nats"], 4),
+            text=signed(row["difference_to_baseline_nats"], 4),
             sub=f"{signed(low, 3)} … {signed(high, 3)}",
-            kind="sure" if pair is not None and pair.winner() else "unsure",
+            kind="sure" if winner else "unsure",
         )
 
     def state(row: Mapping[str, Any]) -> Cell | None:
@@ -147,7 +160,7 @@ def _table(view: View) -> Table:
         Column("best_hparams", "best hyper-parameters", align="left"),
     ]
     if view.ranked:
-        columns.insert(4, Column("difference_to_reference_nats", f"against {reference}"))
+        columns.insert(4, Column("difference_to_baseline_nats", f"against {clean(view.baseline)}"))
     if dig(view.manifest, "data", "floor_loss_nats") is not None:
         columns.insert(3, Column("loss_minus_floor_nats", "median − floor", lambda v: fixed(v, 4)))
     if view.ranked:
@@ -161,7 +174,7 @@ def _table(view: View) -> Table:
             "method": method,
             "strip": seeds,
             "report_loss_mean_nats": mean,
-            "difference_to_reference_nats": difference,
+            "difference_to_baseline_nats": difference,
             "tokens_to_reference": tokens,
             "state_bytes": state,
             "best_hparams": hparams,
