@@ -257,7 +257,7 @@ def run(
                             seed=seed or 0,
                             seeds=seeds,
                             slots=slots,
-                            device=device or "cpu",
+                            device="cpu" if device is None else device,
                             out=out or Path("runs"),
                             watcher=watcher,
                         )
@@ -271,7 +271,7 @@ def run(
                     seed=seed or 0,
                     seeds=seeds,
                     slots=slots,
-                    device=device or "cpu",
+                    device="cpu" if device is None else device,
                     out=out or Path("runs"),
                     watcher=watcher,
                 )
@@ -447,7 +447,9 @@ def plan(
         wanted, methods, _ = api.resolve(protocol, optimizer or (), settings or ())
         # A device that is not here can be planned for if its speed is given.
         count = slots or 1
-        if tflops is None:
+        if tflops is not None:
+            api.places("cpu", slots, wanted.threads)  # the device itself need not be here
+        else:
             _, count = api.places(device, slots, wanted.threads)
         found = planner.plan(
             wanted,

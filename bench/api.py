@@ -147,19 +147,22 @@ def _reopen(
     slots: int | None,
     watcher: Watcher | None,
 ) -> Run:
-    writer, manifest = study.reopen(path)
-    protocol = study.manifest_protocol(manifest)
-    study.check_fresh(manifest, protocol)
-    methods = study.current_methods(manifest, rerun_stale)
-    added = study.load_methods(optimizers)
-    study.check_budget(protocol, seeds or manifest["final_seeds"])
-    devices, slots = places(manifest["device"], slots or manifest["slots"], protocol.threads)
-    with writer:
+    writer, _ = study.reopen(path)
+    with writer:  # from here on nobody else changes the manifest
+        manifest = writer.manifest
+        protocol = study.manifest_protocol(manifest)
+        study.check_fresh(manifest, protocol)
+        methods = study.current_methods(manifest, rerun_stale)
+        added = study.load_methods(optimizers)
+        study.check_budget(protocol, manifest["final_seeds"] if seeds is None else seeds)
+        wanted = manifest["slots"] if slots is None else slots
+        devices, slots = places(manifest["device"], wanted, protocol.threads)
         if rerun_stale:
             study.refresh_methods(writer, methods)
         if added or seeds is not None:
             study.with_methods(writer, manifest, added, seeds)
-    return train(writer, protocol, (*methods, *added), devices, slots, watcher)
+        _train(writer, protocol, (*methods, *added), devices, slots, watcher or Silent())
+    return load_run(path)
 
 
 def train(
@@ -171,18 +174,28 @@ def train(
     watcher: Watcher | None,
 ) -> Run:
     """Train whatever a run has no record of, and read the run back."""
+    with writer:
+        _train(writer, protocol, methods, devices, slots, watcher or Silent())
+    return load_run(writer.path)
+
+
+def _train(
+    writer: RunWriter,
+    protocol: Protocol,
+    methods: Sequence[study.Method],
+    devices: Sequence[str],
+    slots: int,
+    watcher: Watcher,
+) -> None:
     from levelfield.bench.execute import LocalExecutor
 
-    watcher = watcher or Silent()
-    with writer:
-        for note in writer.notes:
-            watcher.note(note)
-        executor = LocalExecutor(slots, devices, protocol.threads)
-        try:
-            Campaign(writer, protocol, methods, executor, watcher).run()
-        finally:
-            executor.close()
-    return load_run(writer.path)
+    for note in writer.notes:
+        watcher.note(note)
+    executor = LocalExecutor(slots, devices, protocol.threads)
+    try:
+        Campaign(writer, protocol, methods, executor, watcher).run()
+    finally:
+        executor.close()
 
 
 def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...], int]:
@@ -194,6 +207,8 @@ def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise BenchError(f"unknown device {device!r}", "accepted: cpu, cuda, cuda:0, cuda:1, ...")
+    if threads < 1:
+        raise BenchError(f"threads = {threads}", "accepted: 1 or more")
     if slots is not None and slots < 1:
         raise BenchError(f"--slots {slots}", "accepted: 1 or more")
     if kind == "cpu":

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from levelfield.bench.digest import from_plain
-from levelfield.bench.schedules import check_schedule
 from levelfield.bench.space import Dim
 from levelfield.bench.spec import BenchError, OptimizerSpec, Phase, Protocol, TrialRecord
 from levelfield.bench.store import RUNNING, Run
-from levelfield.bench.study import check_budget
 from levelfield.bench.train_request import cell_key
 
 Outcome = Literal["fair", "unfair", "warning", "unknown"]
@@ -79,8 +77,6 @@ class Case:
         for name, kind in (("seed", int), ("final_seeds", int), ("timing_batches", list)):
             if not isinstance(manifest[name], kind):
                 raise TypeError(f"{name} = {manifest[name]!r}")
-        check_schedule(self.protocol)
-        check_budget(self.protocol, self.finals)
         self.records = [record for record in run.records if self.is_current(record)]
         """Those of today's code of their methods, in the file's order."""
         folder = run.path / RUNNING
@@ -131,7 +127,7 @@ def manifest_spec(item: Mapping[str, Any]) -> OptimizerSpec:
     spec = item["spec"]
     kept = ("family", "summary", "paper", "scale", "fixed", "passes", "schedule")
     return OptimizerSpec(
-        name=item["name"],
+        name=item["name"].partition("@")[0],  # a label belongs to the run
         build="nothing:none",
         state_bytes=lambda params, hparams, progress: 0,
         space={name: _dim(dim) for name, dim in spec["space"].items()},

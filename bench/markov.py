@@ -7,6 +7,7 @@ The floor is the chain's own negative log-likelihood on the very tokens that are
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ import numpy.typing as npt
 
 from levelfield.bench.digest import did_you_mean
 from levelfield.bench.spec import BenchError
+
+MOST_ENTRIES = 10_000_000
+"""Entries of the transition table: 80 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +61,25 @@ def parse(text: str) -> MarkovSource:
         except ValueError:
             raise BenchError(f"Markov setting {part!r} is not a number", "order=2") from None
     source = MarkovSource(**values)  # type: ignore[arg-type]
-    if source.order < 1 or source.symbols < 2 or source.symbols**source.order > 1_000_000:
+    _check(source)
+    return source
+
+
+def _check(source: MarkovSource) -> None:
+    if not (1 <= source.order <= 16 and 2 <= source.symbols <= 65_536) or (
+        source.symbols ** (source.order + 1) > MOST_ENTRIES
+    ):
         raise BenchError(
             f"a Markov source of order {source.order} over {source.symbols} symbols",
-            "accepted: order >= 1, symbols >= 2, at most a million contexts",
+            "accepted: order 1 to 16, 2 to 65536 symbols, symbols^(order + 1) up to ten million",
         )
-    return source
+    if not (0 < source.concentration < math.inf):
+        raise BenchError(f"Markov concentration {source.concentration}", "accepted: above 0")
+    if source.train < 1 or source.held_out < 2 or source.seed < 0:
+        raise BenchError(
+            f"Markov train={source.train}, held_out={source.held_out}, seed={source.seed}",
+            "accepted: train of 1 or more, held_out of 2 or more, seed of 0 or more",
+        )
 
 
 def generate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def plan(
     """
     check_schedule(protocol)
     check_budget(protocol, final_seeds)
-    if tflops is not None and tflops <= 0:
+    if tflops is not None and not 0 < tflops < math.inf:
         raise BenchError(f"--tflops {tflops:g}", "accepted: a number above 0")
     parameters = count_parameters(protocol)
     rows = [

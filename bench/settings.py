@@ -45,10 +45,14 @@ def _dotted(data: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _parse(text: str, old: Any) -> Any:
-    """A value as typed on the command line: JSON where it is JSON, else text."""
+    """A value as typed on the command line: text where the field holds text, else JSON or text."""
     if isinstance(old, list):
-        return [part for part in text.split(",") if part]
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(old, str):
+        return text
+    if text.lower() in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(text.lower())
     try:
-        return json.loads(text.lower() if text.lower() in ("true", "false", "none") else text)
-    except json.JSONDecodeError:
-        return None if text.lower() == "none" else text
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -56,6 +56,19 @@ class BenchError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
+def check_name(kind: str, name: str) -> None:
+    """Refuse a name that cannot be part of a file's name.
+
+    Raises:
+        BenchError: an empty name, or one with characters beyond letters, digits and `._=(),-`.
+    """
+    plain = name.replace("_", "").translate({ord(char): None for char in ".=(),-"})
+    if not plain.isalnum() or name.startswith("."):
+        raise BenchError(
+            f"{kind} name {name!r}", "accepted: letters, digits, underscores, dots and dashes"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParamInfo:
     """What is known of one trainable parameter without holding its tensor."""
@@ -142,6 +155,12 @@ class OptimizerSpec:
     """`own`, `torch`, `pytorch-optimizer x.y`, ..."""
 
     def __post_init__(self) -> None:
+        check_name("optimizer", self.name)
+        if self.scale in self.space and self.space[self.scale].scale != "log":
+            raise BenchError(
+                f"spec {self.name!r}: its scale dimension {self.scale!r} is not logarithmic",
+                "accepted: space.log(low, high, default)",
+            )
         if self.scale not in self.space:
             raise BenchError(
                 f"spec {self.name!r}: its scale dimension {self.scale!r} is not in its space",
@@ -343,13 +362,18 @@ class Protocol:
     variants: tuple[Variant, ...] = ()
     """A family: every variant is tuned and run by itself, and one page holds them together."""
 
+    def __post_init__(self) -> None:
+        check_name("protocol", self.name)
+        for variant in self.variants:
+            check_name("variant", variant.name)
+
     @property
     def tokens_per_step(self) -> int:
         return self.data.batch * self.data.sequence
 
     @property
     def warmup_steps(self) -> int:
-        """Steps of linear warm-up; a `constant` schedule has none unless asked for."""
+        """Steps of linear warm-up, whatever the shape."""
         return round(self.schedule.warmup * self.budget.steps)
 
 

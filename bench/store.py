@@ -125,6 +125,8 @@ def comparable(record: TrialRecord) -> dict[str, Any]:
     data: dict[str, Any] = to_plain(record)
     for name in _VOLATILE:
         data.pop(name)
+    # Which of several equal devices a slot had is chance; what kind of device it was is not.
+    data["device"] = data["device"].partition(":")[0]
     data["curve"] = [[tokens, loss] for tokens, _, loss in data["curve"]]
     data["peak_bytes"] = {
         key: value for key, value in data["peak_bytes"].items() if key not in ("rss", "nvml")

@@ -74,7 +74,7 @@ def load_method(reference: str) -> Method:
     Raises:
         BenchError: unknown, broken, or lacking a library.
     """
-    reference, _, label = reference.partition("@")
+    reference, label = split_label(reference)
     loaded: Loaded[OptimizerSpec] = OPTIMIZERS.load(reference)
     spec = loaded.value
     missing = [name for name in spec.requires if not _importable(name)]
@@ -87,16 +87,27 @@ def load_method(reference: str) -> Method:
     return Method(spec, origin, reference, method_digest(loaded), label)
 
 
+def split_label(reference: str) -> tuple[str, str]:
+    """`adamw@again` as name and label; an `@` inside a path is none."""
+    name, at, label = reference.rpartition("@")
+    if at and name and label.replace("_", "").replace("-", "").isalnum():
+        return name, label
+    return reference, ""
+
+
 def method_digest(loaded: Loaded[OptimizerSpec]) -> str:
     """Digest of a method's code and of the library that it borrows from."""
-    library = loaded.value.implementation.split()[0]
+    library = (loaded.value.implementation.split() or ["own"])[0]
     return source_digest(loaded.path, [] if library == "own" else [library])
 
 
 def _importable(name: str) -> bool:
     import importlib.util
 
-    return importlib.util.find_spec(name) is not None
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def load_methods(references: Sequence[str]) -> tuple[Method, ...]:
@@ -289,6 +300,7 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
         )
     if budget.amount is not None and budget.amount <= 0:
         raise BenchError(f"budget.amount = {budget.amount:g}", "accepted: a number above 0")
+    _check_numbers(protocol)
     if not 0 < protocol.alpha < 1 or protocol.margin_nats <= 0:
         raise BenchError(
             f"alpha={protocol.alpha:g}, margin_nats={protocol.margin_nats:g}",
@@ -296,9 +308,42 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
         )
 
 
+def _check_numbers(protocol: ProtocolRecord) -> None:
+    """Refuse numbers that would only fail once training is under way."""
+    tuner, model, fallback = protocol.tuner, protocol.model, protocol.fallback
+    wrong = {
+        "tuner.factor": (tuner.factor, tuner.factor > 1, "above 1"),
+        "tuner.decades": (tuner.decades, tuner.decades > 0, "above 0"),
+        "model.intermediate": (model.intermediate, model.intermediate > 0, "1 or more"),
+        "model.dropout": (model.dropout, 0 <= model.dropout < 1, "0 to below 1"),
+        "model.heads": (
+            model.heads,
+            model.hidden % model.heads == 0 and model.hidden // model.heads % 2 == 0,
+            f"a divisor of model.hidden={model.hidden} that leaves heads of even size",
+        ),
+        "clip_norm": (
+            protocol.clip_norm,
+            protocol.clip_norm is None or protocol.clip_norm > 0,
+            "above 0, or none",
+        ),
+        "fallback.lr": (fallback.lr, fallback.lr > 0, "above 0"),
+        "fallback.beta1": (fallback.beta1, 0 <= fallback.beta1 < 1, "0 to below 1"),
+        "fallback.beta2": (fallback.beta2, 0 <= fallback.beta2 < 1, "0 to below 1"),
+    }
+    for name, (given, good, accepted) in wrong.items():
+        if not good:
+            raise BenchError(f"{name} = {given}", f"accepted: {accepted}")
+
+
 def reopen(folder: Path) -> tuple[RunWriter, dict[str, Any]]:
     """An existing run for writing, and its manifest."""
     run = load_run(folder)
+    needed = ("protocol", "methods", "data", "seed", "final_seeds", "protocol_digest")
+    missing = [key for key in needed if run.manifest.get(key) is None]
+    if missing:
+        raise BenchError(
+            f"{folder}: its manifest lacks {', '.join(missing)}", "restore it, or start a new run"
+        )
     return RunWriter(folder), dict(run.manifest)
 
 
@@ -358,7 +403,7 @@ def with_methods(
         batches.append([name for name in known if name == reference] + [m.name for m in added])
     writer.update_manifest(
         methods=[*manifest["methods"], *(method_data(method) for method in added)],
-        final_seeds=final_seeds or manifest["final_seeds"],
+        final_seeds=manifest["final_seeds"] if final_seeds is None else final_seeds,
         timing_batches=batches,
     )
 

@@ -31,7 +31,7 @@ FRUGAL = {
     "inactive_lr_scale": 1.0,
     "refresh_fraction": 0.04,
 }
-"""What `frugal` fixes, less rho; T begins a little shorter, so that the largest leaves 6 refreshes."""
+"""What `frugal` fixes, less rho; T begins shorter, so that its largest leaves 6 refreshes."""
 
 FALLING_SHARE = {"rho_start": 0.25, "rho_end": 0.01, "decay_fraction": 0.8}
 

@@ -138,7 +138,7 @@ class Came(torch.optim.Optimizer):
         params = [param for group in self.param_groups for param in group["params"]]
         for key, param in zip(keys, params, strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
-                self.state[param][name] = value.to(param.device, copy=True)
+                self.state[param][name] = value.to(param.device)
 
 
 def _start(param: Tensor) -> dict[str, Tensor]:

@@ -89,7 +89,23 @@ def csv(table: Table) -> str:
 
 
 def render(view: views.View, rendered: Sequence[Rendered]) -> str:
-    """The page as one HTML text that loads nothing."""
+    """The page of a run as one HTML text that loads nothing."""
+    return fill(
+        title=clean(view.setting("name", default=view.path.name)),
+        summary=clean(view.setting("summary", default="")),
+        headline=headline(view),
+        subline=subline(view),
+        facts=facts(view),
+        alerts=[*alerts(view), *left_out()],
+        rendered=rendered,
+        run_id=clean(view.manifest.get("run_id") or view.path.name),
+        created=clean(view.manifest.get("created_utc") or "date not recorded"),
+        version=clean(view.manifest.get("levelfield_version") or "version not recorded"),
+    )
+
+
+def fill(**content: Any) -> str:
+    """The template with its content; every text in it is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -99,23 +115,12 @@ def render(view: views.View, rendered: Sequence[Rendered]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (HERE / "page.css").read_text(encoding="utf-8")
-    template = environment.get_template("template.html.j2")
-    return template.render(
-        title=clean(view.setting("name", default=view.path.name)),
-        summary=clean(view.setting("summary", default="")),
-        headline=headline(view),
-        subline=subline(view),
-        facts=facts(view),
-        alerts=[*alerts(view), *left_out()],
-        rendered=rendered,
+    return environment.get_template("template.html.j2").render(
+        **content,
         kind=lambda part: KINDS[type(part)],
-        css=style,
+        css=(HERE / "page.css").read_text(encoding="utf-8"),
         light=palette_css(dark=False),
         dark=palette_css(dark=True),
-        run_id=clean(view.manifest.get("run_id") or view.path.name),
-        created=clean(view.manifest.get("created_utc") or "date not recorded"),
-        version=clean(view.manifest.get("levelfield_version") or "version not recorded"),
     )
 
 
@@ -125,8 +130,9 @@ def facts(view: views.View) -> list[tuple[str, str]]:
     tokens = horizon_tokens(view)
     found: list[tuple[str, Any]] = [
         ("methods", len(view.methods) or None),
-        ("tuning trials each", view.setting("budget", "trials")),
-        ("final seeds", view.setting("budget", "seeds")),
+        ("tuning studies", view.setting("budget", "studies")),
+        ("trials a study", view.setting("budget", "trials")),
+        ("final seeds a study", view.manifest.get("final_seeds")),
         ("parameters", big(max(sizes)) if sizes else None),
         ("tokens a trial", big(tokens) if tokens else None),
         ("steps", view.setting("budget", "steps")),
@@ -154,8 +160,9 @@ def alerts(view: views.View) -> list[str]:
     if view.manifest.get("modified"):
         changed = ", ".join(clean(item) for item in view.manifest["modified"])
         said.append(f"The protocol was changed on the command line: {changed}.")
-    planned = view.setting("budget", "trials")
-    short = [m for m in view.methods if isinstance(planned, int) and len(m.tune) < planned]
+    trials, studies = view.setting("budget", "trials"), view.setting("budget", "studies", default=1)
+    planned = trials * studies if isinstance(trials, int) else None
+    short = [m for m in view.methods if planned is not None and len(m.tune) < planned]
     if short and view.methods:
         names = ", ".join(clean(method.name) for method in short[:6])
         more = f" and {len(short) - 6} more" if len(short) > 6 else ""

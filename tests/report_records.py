@@ -82,7 +82,7 @@ def manifest(fakes: Mapping[str, Fake] = FAKES, **changes: Any) -> dict[str, Any
         "levelfield_version": "0.1.0",
         "engine_version": 1,
         "seed": 0,
-        "final_seeds": list(SEEDS),
+        "final_seeds": len(SEEDS),
         "modified": [],
         "protocol": asdict(protocol()),
         "protocol_origin": "protocols/cpu-minutes.py",
@@ -192,12 +192,13 @@ def record(name: str, digest: str = "0" * 64, **fields: Any) -> TrialRecord:
 
 
 def losses(name: str, values: Sequence[float | None], digest: str = "0" * 64) -> list[TrialRecord]:
-    """Final records with these report losses, one a seed; None is a diverged seed."""
+    """Final records with these report losses, one a study; None is a diverged seed."""
     return [
         record(
             name,
             digest,
             trial=number,
+            study=number,
             seed=seed,
             report_loss=value,
             status="diverged" if value is None else "ok",
@@ -243,6 +244,7 @@ def _final(
     loss = fake.loss + shared + dice.gauss(0, fake.noise)
     common = {
         "trial": number,
+        "study": number,
         "seed": seed,
         "hparams": best.hparams,
         "weights_sha256": f"{seed * 0x9E3779B1:08x}" * 8,

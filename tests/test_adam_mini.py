@@ -140,6 +140,12 @@ def test_odd_parameters(info: ParamInfo, blocks: int) -> None:
     assert count_blocks(info, "row") == blocks
 
 
+@pytest.mark.parametrize("role", ["embed", "head"])
+def test_a_table_is_cut_by_its_role_whatever_its_name(role: Role) -> None:
+    info = ParamInfo(name="value.weight", shape=(5, 6), role=role)
+    assert count_blocks(info, "whole") == 5
+
+
 def test_blocks_of_a_llama_of_130_million() -> None:
     """One number for a head of query and key, a neuron, a token, a norm: 141,113 in all."""
     hidden, ffn, vocabulary, heads = 768, 2048, 32_000, 12

@@ -74,7 +74,9 @@ class Textbook:
         self.v = h["beta2"] * self.v + (1 - h["beta2"]) * low**2
         n = self.m / (np.sqrt(self.v) + h["eps"])
         if h["scaling"] == "channel":
-            factors = [np.linalg.norm(a) / (np.linalg.norm(b) + 1e-8) for a, b in zip(n, low, strict=True)]
+            factors = [
+                np.linalg.norm(a) / (np.linalg.norm(b) + 1e-8) for a, b in zip(n, low, strict=True)
+            ]
         else:
             factors = [np.linalg.norm(n) / (np.linalg.norm(low) + 1e-8)] * len(g)
         s = np.diag(factors) @ g

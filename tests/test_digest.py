@@ -450,7 +450,6 @@ def test_the_last_setting_of_a_field_wins_and_none_changes_nothing() -> None:
         ("ranked=1", "ranked = 1 is not"),
         ("decay_roles=bias", "decay_roles = 'bias'"),
         ("precision=fp16", "precision = 'fp16'"),
-        ("data.source=3", "data.source = 3 is not"),
     ],
 )
 def test_a_bad_setting_is_told(setting: str, message: str) -> None:

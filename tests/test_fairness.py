@@ -9,6 +9,7 @@ import pytest
 
 from levelfield.bench.spec import Phase, Schedule, TrialRecord
 from levelfield.bench.store import Run
+from levelfield.bench.study import final_seed, tune_seed
 from levelfield.tests import small
 
 METHODS = (
@@ -21,6 +22,7 @@ METHODS = (
     small.plugin("faulty:RAISES"),
     small.plugin("faulty:NAN_LATE"),
 )
+SEED = tune_seed(4, 0)
 FAILING = {"raises", "nan_late"}
 PHASES: tuple[Phase, ...] = ("tune", "final", "timing")
 
@@ -74,17 +76,20 @@ def test_seeds_differ_in_weights_and_tokens(run: Run) -> None:
 def test_batches_differ_between_steps_not_methods_when_one_stops_early(run: Run) -> None:
     short = {r.batches_sha256 for r in of_phase(run, "tune") if r.optimizer == "raises"}
     # The method failed in its seventh step: it has seen what `adamw` had seen by then.
-    seen = small.train("adamw", small.changed(steps=7, schedule=Schedule(warmup=0.0)), seed=4000)
+    seen = small.train("adamw", small.changed(steps=7, schedule=Schedule(warmup=0.0)), seed=SEED)
     assert short == {seen.batches_sha256}
 
 
 def test_final_seeds_are_fresh_and_paired(run: Run) -> None:
     tuned = {record.seed for record in of_phase(run, "tune")}
-    assert tuned == {4000}
+    assert tuned == {SEED}
     finals = small.by_method(run.records, "final")
     assert set(finals) == set(small.by_method(run.records, "tune")) - FAILING
     for records in finals.values():
-        assert [(record.trial, record.seed) for record in records] == [(0, 4001), (1, 4002)]
+        assert [(record.trial, record.seed) for record in records] == [
+            (index, final_seed(4, 0, index)) for index in range(2)
+        ]
+        assert tuned.isdisjoint(record.seed for record in records)
 
 
 def test_finals_are_seed_major(run: Run) -> None:
@@ -142,6 +147,6 @@ def test_rates_follow_one_schedule_unless_a_method_has_its_own(run: Run) -> None
 def test_another_seed_of_the_run_gives_other_trials(run: Run, tmp_path: Path) -> None:
     protocol = small.changed(trials=1, seeds=1)
     other = small.run(tmp_path, ["adamw"], protocol, seed=5)
-    assert {record.seed for record in other.records} == {5000, 5001}
+    assert {record.seed for record in other.records} == {tune_seed(5, 0), final_seed(5, 0, 0)}
     known = {record.weights_sha256 for record in run.records}
     assert known.isdisjoint(record.weights_sha256 for record in other.records)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -60,14 +59,6 @@ def test_a_restored_run_goes_on_with_the_same_bits(spec: OptimizerSpec, dtype: t
         second.load_state_dict(saved)
         drive(second, restored, STEPS - point, start=point, total=STEPS)
         assert same_bits(values(straight), values(restored))
-        # The saved state is nobody's: training on has not changed it.
-        third, _ = make(spec, restored)
-        third.load_state_dict(saved)
-        assert same_bits(list(state_tensors(third)), _tensors(saved["state"]))
-
-
-def _tensors(state: Mapping[int, Mapping[str, Any]]) -> list[torch.Tensor]:
-    return [v for one in state.values() for v in one.values() if isinstance(v, torch.Tensor)]
 
 
 @over_specs

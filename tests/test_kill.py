@@ -120,8 +120,9 @@ def start(tmp_path: Path, root: Path) -> Iterator[Callable[..., Coordinator]]:
 
 def under_way(coordinator: Coordinator, phase: Phase) -> Callable[[], bool]:
     """Whether the slow method trains in a phase, and something has a record."""
-    return lambda: coordinator.records() > 0 and any(
-        key.startswith(f"{phase}-slow-") for key in coordinator.running()
+    return lambda: (
+        coordinator.records() > 0
+        and any(key.startswith(f"{phase}-slow-") for key in coordinator.running())
     )
 
 

@@ -123,9 +123,12 @@ def test_leaderboard_by_hand(tmp_path: Path) -> None:
     assert muon["report_loss_mean_nats"] == pytest.approx(1.922)
     half = 2.7764451 * math.sqrt(0.00037) / math.sqrt(5)
     assert muon["interval_high_nats"] - 1.922 == pytest.approx(half)
-    assert muon["difference_to_reference_nats"] == pytest.approx(-0.098)
+    assert muon["difference_to_baseline_nats"] == pytest.approx(-0.098)
+    # Pooled over five studies each: t(0.975, 8) = 2.306004, variances 0.00037 and 0.00025.
+    reach = 2.306004 * math.sqrt((0.00037 + 0.00025) / 2 * 2 / 5)
+    assert muon["difference_high_nats"] - -0.098 == pytest.approx(reach, rel=1e-6)
     assert [m.name for m in seen.methods] == ["muon", "adamw"]
-    assert headline(seen).startswith("muon leads adamw by 0.098 (0.092 to 0.104) nats a token")
+    assert headline(seen).startswith("muon leads adamw by 0.098 (0.072 to 0.124) nats a token")
 
 
 def test_methods_that_cannot_be_told_apart_share_a_place(tmp_path: Path) -> None:
@@ -152,7 +155,36 @@ def test_one_seed_has_no_interval_and_no_place(tmp_path: Path) -> None:
     assert muon["place"] is None
     assert muon["interval_low_nats"] is None
     assert "1 good of 2 final seeds" in reasons(muon)["place"]
-    assert headline(seen) == "Only adamw can be ranked, so there is nothing to compare."
+
+
+def test_two_studies_are_no_place(tmp_path: Path) -> None:
+    seen = view.build(finals_only({"adamw": [2.0, 2.1], "muon": [1.0, 1.1]}, tmp_path))
+    assert [method.rank for method in seen.methods] == [None, None]
+    assert "2 of the 3 tuning studies" in str(seen.methods[0].unranked)
+    assert headline(seen).startswith("No method can be ranked")
+
+
+def test_seeds_of_one_study_never_rank(tmp_path: Path) -> None:
+    run = finals_only({"adamw": [2.0, 2.01, 2.02], "muon": [1.0, 1.01, 1.02]}, tmp_path)
+    one = replace(run, records=tuple(replace(r, study=0) for r in run.records))
+    seen = view.build(one)
+    assert [method.rank for method in seen.methods] == [None, None]
+    assert seen.methods[0].interval is not None
+    assert "at these hyper-parameters" in str(seen.methods[0].unranked)
+    assert "At these hyper-parameters" in page.write(one).read_text()
+
+
+def test_a_censored_method_is_not_claimed_against(tmp_path: Path) -> None:
+    losses = {"adamw": [2.0, 2.01, 2.02], "muon": [1.0, 1.01, 1.02]}
+    facts_of = {"adamw#0": {"best_trial": 0, "edges": {"lr": "high"}}}
+    plain = fake.manifest()["protocol"]
+    protocol = {**plain, "tuner": {**plain["tuner"], "reserve": 2}}
+    run = finals_only(losses, tmp_path, studies=facts_of, protocol=protocol)
+    seen = view.build(run)
+    assert [method.rank for method in seen.methods] == [1, 1]
+    assert "censored" in tables.pairs(seen)["because"][0]
+    free = view.build(replace(run, manifest={**run.manifest, "studies": {}}))
+    assert [method.rank for method in free.methods] == [1, 2]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -205,26 +237,18 @@ def test_time_comes_from_timing_records_and_is_paired(tmp_path: Path) -> None:
 
 
 def test_pareto_needs_separate_intervals(tmp_path: Path) -> None:
-    run = finals_only({"adamw": [2.0, 2.1], "muon": [1.0, 1.1], "lion": [2.0, 2.2]}, tmp_path)
     sizes = {"adamw": 100, "muon": 100, "lion": 50}
-    seen = view.build(
-        replace(
-            run,
-            records=tuple(
-                replace(r, peak_bytes={"total": sizes[r.optimizer]}) for r in run.records
-            ),
-        )
-    )
-    # Two seeds make wide intervals: adamw's reaches below muon's, so nothing dominates anything.
-    assert measure.dominated_by(seen) == {"adamw": [], "muon": [], "lion": []}
+
+    def dominated(losses: Mapping[str, Sequence[float]]) -> dict[str, list[str]]:
+        run = finals_only(losses, tmp_path)
+        sized = tuple(replace(r, peak_bytes={"total": sizes[r.optimizer]}) for r in run.records)
+        return measure.dominated_by(view.build(replace(run, records=sized)))
+
+    # Three studies far apart make wide intervals: nothing dominates anything.
+    wide = {"adamw": [1.0, 2.0, 3.0], "muon": [0.9, 1.9, 2.9], "lion": [2.0, 3.0, 4.0]}
+    assert dominated(wide) == {"adamw": [], "muon": [], "lion": []}
     tight = {"adamw": [2.0, 2.001, 2.002], "muon": [1.0, 1.001, 1.002], "lion": [2.0, 2.0, 2.1]}
-    run = finals_only(tight, tmp_path)
-    records = tuple(replace(r, peak_bytes={"total": sizes[r.optimizer]}) for r in run.records)
-    assert measure.dominated_by(view.build(replace(run, records=records))) == {
-        "muon": [],
-        "adamw": ["muon"],
-        "lion": [],
-    }
+    assert dominated(tight) == {"muon": [], "adamw": ["muon"], "lion": []}
 
 
 def test_a_mechanism_that_hardly_fired_is_not_ranked(whole: view.View) -> None:

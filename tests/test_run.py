@@ -23,6 +23,7 @@ from levelfield.bench.store import (
     chain_breaks,
     equal_records,
 )
+from levelfield.bench.study import final_seed, tune_seed
 from levelfield.tests import small
 
 BRIEF = small.changed(trials=2, seeds=1)
@@ -136,7 +137,9 @@ def test_seeds_are_added(brief: Run) -> None:
     grown = api.extend(brief.path, seeds=3)
     assert lines(grown).startswith(before)
     assert shorter(grown)[len(brief.records) :] == [("final", "adamw", 1), ("final", "adamw", 2)]
-    assert [r.seed for r in grown.records if r.phase == "final"] == [1, 2, 3]
+    assert [r.seed for r in grown.records if r.phase == "final"] == [
+        final_seed(0, 0, index) for index in range(3)
+    ]
     assert grown.manifest["final_seeds"] == 3
     # And a resumed run knows of them.
     assert api.resume(grown.path).records == grown.records
@@ -159,7 +162,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_changes(brief: Run) -> None
         ([str(FAULTY) + ":NOTHING"], None, "is not there"),
         ([], 0, "0"),
         ([], -1, "-1"),
-        ([], 10**6, "fewer than"),
+        ([], 10**6, "1000000 final seeds"),
     ):
         with pytest.raises(BenchError, match=reason):
             api.extend(brief.path, methods, seeds=seeds)
@@ -394,7 +397,7 @@ def test_settings_and_seeds_are_in_the_manifest(tmp_path: Path) -> None:
     assert run.manifest["protocol"]["budget"]["steps"] == 12
     assert (run.manifest["seed"], run.manifest["final_seeds"]) == (7, 1)
     assert [record.steps for record in run.records if record.phase != "timing"] == [12, 12]
-    assert {record.seed for record in run.records} == {7000, 7001}
+    assert {record.seed for record in run.records} == {tune_seed(7, 0), final_seed(7, 0, 0)}
 
 
 def test_a_broken_request_makes_no_folder(tmp_path: Path) -> None:

@@ -1,0 +1,365 @@
+"""A family's page: one question at several sizes, horizons or batches, held together.
+
+Each member has its own page; this one draws how loss, difference and speed-up change along the
+axis, and links to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from levelfield.bench import speedup as law
+from levelfield.bench.spec import Section
+from levelfield.bench.stats import Missing as Undefined
+from levelfield.bench.stats import t_interval
+from levelfield.bench.store import write_atomic
+from levelfield.reports import measure, page
+from levelfield.reports import view as views
+from levelfield.reports.blocks import Block, Cell, Column, Figure, Part, Prose, Table, grid
+from levelfield.reports.frames import frame
+from levelfield.reports.measure import Missing
+from levelfield.reports.svg import INK, SERIES, canvas, export, standalone, style
+from levelfield.reports.text import big, clean, fixed, plural, signed
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+AXES = {
+    "parameters": ("trainable parameters", "parameters"),
+    "tokens": ("training tokens", "tokens"),
+    "batch": ("sequences a batch", "sequences"),
+}
+
+
+class FamilyLike(Protocol):
+    """What the page needs of a family; `bench.family.Family` is one."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def data(self) -> Mapping[str, Any]: ...
+    @property
+    def runs(self) -> Sequence[tuple[str, views.RunLike]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One method at one member of the family."""
+
+    member: str
+    method: str
+    x: float
+    losses: tuple[float, ...]
+    tokens: float
+    difference: float | None
+    ratio: float | None
+    interior: bool
+
+    @property
+    def loss(self) -> float | None:
+        return math.fsum(self.losses) / len(self.losses) if self.losses else None
+
+
+def points(family: FamilyLike) -> list[Point]:
+    """Every method at every member that has finals, along the family's axis."""
+    axis = str(family.data["protocol"].get("axis") or "parameters")
+    found = []
+    for name, run in family.runs:
+        view = views.build(run)
+        base = view.method(view.baseline)
+        mean = _mean(base) if base else None
+        for method in view.methods:
+            x = _x(axis, method, view)
+            if x is None:
+                continue
+            own = _mean(method)
+            found.append(
+                Point(
+                    member=name,
+                    method=method.name,
+                    x=x,
+                    losses=tuple(method.losses.values()),
+                    tokens=measure.horizon_tokens(view) or math.nan,
+                    difference=None if own is None or mean is None else own - mean,
+                    ratio=measure.known(measure.step_ratio(method, view.method(view.reference))),
+                    interior=not measure.edges(method),
+                )
+            )
+    return found
+
+
+def _mean(method: views.Method) -> float | None:
+    losses = list(method.losses.values())
+    return math.fsum(losses) / len(losses) if losses else None
+
+
+def _x(axis: str, method: views.Method, view: views.View) -> float | None:
+    if axis == "parameters":
+        return measure.known(measure.parameters(method))
+    if axis == "batch":
+        return float(view.setting("data", "batch"))
+    return measure.horizon_tokens(view)
+
+
+ROWS = (
+    "member",
+    "method",
+    "x",
+    "loss_nats",
+    "loss_low_nats",
+    "loss_high_nats",
+    "difference_nats",
+    "step_time_ratio",
+    "interior",
+)
+
+
+def table(family: FamilyLike) -> DataFrame:
+    """One row a member and method; nats a token, t intervals at 95 % over final seeds."""
+    rows = []
+    for point in points(family):
+        ends = t_interval(list(point.losses))
+        few = Missing("fewer than two good finals")
+        rows.append(
+            {
+                "member": clean(point.member),
+                "method": clean(point.method),
+                "x": point.x,
+                "loss_nats": few if point.loss is None else point.loss,
+                "loss_low_nats": ends[0] if ends else few,
+                "loss_high_nats": ends[1] if ends else few,
+                "difference_nats": few if point.difference is None else point.difference,
+                "step_time_ratio": Missing("not timed") if point.ratio is None else point.ratio,
+                "interior": "yes" if point.interior else "no",
+            }
+        )
+    return frame(ROWS, rows)
+
+
+SPEEDUP = ("method", "at_tokens", "speedup", "low", "high", "reason")
+
+
+def speedups(family: FamilyLike) -> DataFrame:
+    """Tokens that the baseline would need for a method's loss, over the tokens it took."""
+    found = points(family)
+    base = baseline(family)
+    horizons = {p.tokens: list(p.losses) for p in found if p.method == base and p.losses}
+    rows = []
+    for point in found:
+        if point.method == base or not point.losses:
+            continue
+        result = law.speedup(horizons, point.tokens, list(point.losses))
+        gone = isinstance(result, Undefined)
+        none = Missing(result.reason if isinstance(result, Undefined) else "no interval")
+        rows.append(
+            {
+                "method": clean(point.method),
+                "at_tokens": point.tokens,
+                "speedup": none if isinstance(result, Undefined) else result.value,
+                "low": none if isinstance(result, Undefined) or result.low is None else result.low,
+                "high": none
+                if isinstance(result, Undefined) or result.high is None
+                else result.high,
+                "reason": clean(none.reason) if gone else "",
+            }
+        )
+    return frame(SPEEDUP, rows)
+
+
+def write(family: FamilyLike) -> Path:
+    """Write `report.html` and its tables and figures under the family's folder."""
+    protocol, block = family.data["protocol"], _block(family)
+    section = Section(name="members", title="Along the axis", order=0, summary="", render=write)
+    note = Block(parts=(Prose(str(protocol["note"])),))
+    limits = Section(name="limits", title="What this can tell", order=1, summary="", render=write)
+    html = page.fill(
+        title=clean(protocol["name"]),
+        summary=clean(protocol["summary"]),
+        headline=_headline(family),
+        subline=_subline(family),
+        facts=_facts(family),
+        alerts=[],
+        rendered=[page.Rendered(section, block), page.Rendered(limits, note)],
+        run_id=clean(family.data.get("family_id") or family.path.name),
+        created=clean(family.data.get("created_utc") or "date not recorded"),
+        version=levelfield_version(family),
+    )
+    for folder in ("tables", "figures"):
+        (family.path / folder).mkdir(exist_ok=True)
+    for item in block.tables:
+        write_atomic(family.path / "tables" / f"{item.name}.csv", page.csv(item))
+    for figure in block.figures:
+        write_atomic(family.path / "figures" / f"{figure.name}.svg", standalone(figure.svg))
+    write_atomic(family.path / "report.html", html)
+    return family.path / "report.html"
+
+
+def levelfield_version(family: FamilyLike) -> str:
+    """The version that made the first member."""
+    manifests = [run.manifest for _, run in family.runs]
+    return clean(manifests[0].get("levelfield_version") if manifests else "unknown")
+
+
+def _facts(family: FamilyLike) -> list[tuple[str, str]]:
+    found, budget = points(family), family.data["protocol"]["budget"]
+    xs = sorted({point.x for point in found})
+    label = AXES.get(str(family.data["protocol"].get("axis")), ("axis", "axis"))[1]
+    span = f"{big(xs[0])} to {big(xs[-1])}" if xs else "none yet"
+    return [
+        ("members", str(len(family.runs))),
+        ("methods", str(len({point.method for point in found}))),
+        (label, span),
+        ("tuning trials each", str(budget["trials"])),
+        ("final seeds", str(family.data["final_seeds"])),
+    ]
+
+
+def summary(family: FamilyLike) -> list[str]:
+    """Lines for a terminal."""
+    return [
+        f"{p.member:<12}{p.method:<16}{big(p.x):>10}"
+        + ("" if p.loss is None else f"{p.loss:>9.4f}")
+        + ("" if p.difference is None else f"{p.difference:>+9.4f}")
+        for p in points(family)
+    ]
+
+
+def _ends(family: FamilyLike, method: str) -> tuple[Point, Point] | None:
+    """The first and the last member along the axis with a difference."""
+    line = sorted(
+        (p for p in points(family) if p.method == method and p.difference is not None),
+        key=lambda point: point.x,
+    )
+    return (line[0], line[-1]) if len(line) > 1 else None
+
+
+def _headline(family: FamilyLike) -> str:
+    """How far the best method is from the baseline at both ends of the axis."""
+    base = baseline(family)
+    others = {point.method for point in points(family)} - {base}
+    ends = {name: found for name in others if (found := _ends(family, name))}
+    if not ends:
+        return f"{plural(len(family.runs), 'member')} of the family; nothing to compare yet."
+    name = min(ends, key=lambda key: ends[key][1].difference or 0.0)
+    first, last = ends[name]
+    return (
+        f"{clean(name)} against {clean(base)}: {signed(first.difference or 0.0, 3)} nats at "
+        f"{big(first.x)}, {signed(last.difference or 0.0, 3)} at {big(last.x)}."
+    )
+
+
+def _subline(family: FamilyLike) -> str:
+    open_ = sorted({p.member for p in points(family) if not p.interior})
+    text = "At these hyper-parameters: one tuning study a member, intervals over its seeds."
+    return text + (f" A rate is not interior at {', '.join(map(clean, open_))}." if open_ else "")
+
+
+def baseline(family: FamilyLike) -> str:
+    """The method that differences are taken to."""
+    protocol = family.data["protocol"]
+    claims = str(protocol.get("claims") or "")
+    names = {point.method for point in points(family)}
+    return claims if claims in names else str(protocol.get("reference") or "")
+
+
+def _block(family: FamilyLike) -> Block:
+    axis = str(family.data["protocol"].get("axis") or "parameters")
+    label = AXES.get(axis, (axis, axis))
+    parts: list[Part] = []
+    for name, title, read, caption in (
+        ("loss", "Loss", lambda p: p.loss, "Mean report loss of the finals; lower is better."),
+        (
+            "difference",
+            "Difference to the baseline",
+            lambda p: p.difference,
+            "Mean report loss minus the baseline's at the same member; below zero is better.",
+        ),
+        ("time", "Step time", lambda p: p.ratio, "Seconds a step over the reference's."),
+    ):
+        svg = _draw(family, name, title, label[0], read)
+        if svg:
+            parts.append(Figure(name=name, title=f"{title} against {label[1]}", caption=caption,
+                                svg=svg))  # fmt: skip
+    parts.append(
+        Prose(
+            "Every method was tuned again at every member, the bracket until its minimum is "
+            "interior; where it is not, the row says so. Intervals are over final seeds at these "
+            "hyper-parameters."
+        )
+    )
+    parts.append(_grid(family, label[1]))
+    if axis == "tokens":
+        parts.append(_speedup_grid(family))
+    return Block(parts=tuple(parts))
+
+
+def _grid(family: FamilyLike, unit: str) -> Table:
+    return grid(
+        "members",
+        "Every method at every member",
+        table(family),
+        [
+            Column("member", "member", align="left"),
+            Column("method", "method", align="left"),
+            Column("x", unit, big),
+            Column("loss_nats", "loss, nats", lambda v: fixed(v, 4)),
+            Column("loss_low_nats", "95 % from", lambda v: fixed(v, 4)),
+            Column("loss_high_nats", "to", lambda v: fixed(v, 4)),
+            Column("difference_nats", "against the baseline", lambda v: signed(v, 4)),
+            Column("step_time_ratio", "step time, ×", lambda v: fixed(v, 2)),
+            Column("interior", "rate interior", align="left"),
+        ],
+        decorate={
+            "member": lambda row: Cell(text=row["member"], href=f"{row['member']}/report.html")
+        },
+    )
+
+
+def _link(row: Mapping[str, Any]) -> Cell:
+    return Cell(text=row["member"], href=f"{row['member']}/report.html")
+
+
+def _speedup_grid(family: FamilyLike) -> Table:
+    return grid(
+        "speedup",
+        "Speed-up over the tuned baseline: tokens it would need, over tokens taken",
+        speedups(family),
+        [
+            Column("method", "method", align="left"),
+            Column("at_tokens", "tokens taken", big),
+            Column("speedup", "speed-up", lambda v: fixed(v, 2)),
+            Column("low", "95 % from", lambda v: fixed(v, 2)),
+            Column("high", "to", lambda v: fixed(v, 2)),
+        ],
+    )
+
+
+def _draw(family: FamilyLike, name: str, title: str, label: str, read: Any) -> str | None:
+    """Lines over the axis, one a method; None if nothing is there."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for point in points(family):
+        value = read(point)
+        if value is not None:
+            lines.setdefault(point.method, []).append((point.x, value))
+    if not lines:
+        return None
+    with style():
+        figure = canvas(560, 360)
+        axes = figure.add_subplot()
+        for number, (method, line) in enumerate(lines.items()):
+            color = SERIES[number % len(SERIES)][0]
+            xs, ys = zip(*sorted(line), strict=True)
+            axes.plot(xs, ys, "-o", color=color, lw=1.8, ms=4)
+            axes.annotate(clean(method), (xs[-1], ys[-1]), (6, 0), color=color,
+                          textcoords="offset points", va="center", fontsize=10)  # fmt: skip
+        if name == "difference":
+            axes.axhline(0, color=INK, lw=1)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: big(value))
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+        axes.set(xlabel=label, ylabel="nats a token" if name != "time" else "ratio")
+        return export(figure, name, title, title)
