@@ -20,6 +20,8 @@ def account(
 ) -> Iterator[Callable[[str], None]]:
     """Track one step and merge its peak into `peaks` if it is the highest so far.
 
+    `host_reads` of `peaks` becomes the number of scalars that the host read inside this step.
+
     The kinds are those of the moment of the peak and add up to `total`. What is neither weight,
     gradient nor state counts as `activations` when the peak falls into a pass, as `temporary` when
     it falls into the update. `pass_peak` and `update_peak` are the totals of the two stretches.
@@ -63,6 +65,7 @@ def account(
     finally:
         for hook in hooks:
             hook.remove()
+    peaks["host_reads"] = tracker.host_reads
     state |= {tracker.number(tensor) for tensor in state_tensors(stepper.optimizers)}
     where = max(stretches, key=lambda name: stretches[name][0])
     total, sizes = stretches[where]

@@ -191,11 +191,13 @@ def _train(
 
     for note in writer.notes:
         watcher.note(note)
+    study.open_session(writer, ",".join(devices))
     executor = LocalExecutor(slots, devices, protocol.threads)
     try:
         Campaign(writer, protocol, methods, executor, watcher).run()
     finally:
         executor.close()
+        study.seal(writer)
 
 
 def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...], int]:
@@ -225,6 +227,6 @@ def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...
 
 def checked_seed(seed: int) -> int:
     """A run seed in range."""
-    if not 0 <= seed < 2**40:
-        raise BenchError(f"--seed {seed}", "accepted: 0 to 2^40")
+    if not 0 <= seed < study.MOST_SEEDS:
+        raise BenchError(f"--seed {seed}", f"accepted: 0 to {study.MOST_SEEDS - 1}")
     return seed

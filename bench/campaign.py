@@ -21,6 +21,7 @@ from levelfield.bench.study import (
     SEED_STRIDE,
     SWEEP_OFFSET,
     Method,
+    final_number,
     final_seed,
     tune_seed,
     unpaired_seed,
@@ -207,6 +208,7 @@ class Campaign:
             "fixed": {m.name: to_plain(m.spec.fixed) for m in self.methods},
             "best": {f"{name}#{index}": to_plain(r.hparams) for (name, index), r in best.items()},
             "reference": self.protocol.reference,
+            "claims": self.protocol.claims,
             "targets": list(self.protocol.targets),
             "alpha": self.protocol.alpha,
             "margin_nats": self.protocol.margin_nats,
@@ -221,17 +223,16 @@ class Campaign:
     def _finals(self, best: Best) -> None:
         """Fresh seeds at the best points, seed-major, so that drift hits all methods alike."""
         queue: deque[TrialRequest] = deque()
-        finals = self.final_seeds
         for study in range(self.protocol.budget.studies):
-            for index in range(finals):
+            for index in range(self.final_seeds):
                 for place, method in enumerate(self.methods):
                     found = best.get((method.name, study))
                     if found is None:
                         continue
                     seed = final_seed(self.seed, study, index)
                     if not self.protocol.paired:
-                        seed = unpaired_seed(self.seed, place, study, index, finals)
-                    trial = study * finals + index
+                        seed = unpaired_seed(self.seed, place, study, index)
+                    trial = final_number(study, index)
                     queue.append(self._request(method, "final", trial, seed, found.hparams, study))
         self.watcher.phase("final", len(queue), 0)
         self._drain(queue, lambda record: None, self.executor.slots)
@@ -246,7 +247,7 @@ class Campaign:
                     hparams = points.get(f"{method.name}#{study}", points.get(f"{method.name}#0"))
                     if hparams is not None:
                         seed = final_seed(self.seed, study, index)
-                        trial = study * self.final_seeds + index
+                        trial = final_number(study, index)
                         queue.append(self._request(method, "transfer", trial, seed, hparams, study))
         if queue:
             self.watcher.phase("transfer", len(queue), 0)

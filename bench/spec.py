@@ -414,6 +414,7 @@ class TrialRecord:
     tokens_per_s: float | None = None
     parameters: int | None = None
     state_bytes: int | None = None
+    state_tensors: int | None = None
     claimed_state_bytes: int | None = None
     peak_bytes: Mapping[str, int | None] = field(default_factory=dict)
     """weights, gradients, state, activations, temporary, total, reserved, rss, nvml."""
@@ -422,6 +423,8 @@ class TrialRecord:
     """[step, mean training loss of the steps since the point before], at most 400 points."""
     lr_trace: Sequence[Sequence[float]] = ()
     """[step, learning-rate factor], thinned; first, peak and last are always there."""
+    host_reads: int | None = None
+    """Scalars that the host read inside one step with its state in place."""
     spikes: int | None = None
     max_grad_norm: float | None = None
     weights_sha256: str | None = None

@@ -246,6 +246,11 @@ class RunWriter:
         self._tail = sha256(lines[-1]) if records else None
 
     @property
+    def tail(self) -> str | None:
+        """Digest of the last line; None of an empty file."""
+        return self._tail
+
+    @property
     def manifest(self) -> dict[str, Any]:
         return read_manifest(self.path)
 

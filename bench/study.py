@@ -32,8 +32,11 @@ SEED_STRIDE, STUDY_STRIDE = 10_000, 100
 """Run seed s, study r: tuning uses 10000 s + 100 r, its finals that + 1, + 2, ...: all disjoint."""
 MAX_STUDIES, MAX_FINALS = 50, 99
 SWEEP_OFFSET = 9_000
-"""The sweep's seeds are 10000 s + 9000, + 1, ...; unpaired finals start at 10000 s + 5000."""
-UNPAIRED_OFFSET = 5_000
+"""The sweep's seeds are 10000 s + 9000, + 1, ..."""
+UNPAIRED, UNPAIRED_STRIDE = 10**12, 10**8
+"""Finals that no other method shares have seeds of their own beyond 10^12."""
+MOST_SEEDS = 10**9
+"""Run seeds lie below this, so that no range of seeds reaches another."""
 
 
 def tune_seed(seed: int, study: int) -> int:
@@ -46,9 +49,15 @@ def final_seed(seed: int, study: int, index: int) -> int:
     return tune_seed(seed, study) + 1 + index
 
 
-def unpaired_seed(seed: int, method: int, study: int, index: int, finals: int) -> int:
+def unpaired_seed(seed: int, method: int, study: int, index: int) -> int:
     """Seed of a final trial that no other method shares (the A/A control)."""
-    return seed * SEED_STRIDE + UNPAIRED_OFFSET + (method * MAX_STUDIES + study) * finals + index
+    place = method * SEED_STRIDE + study * STUDY_STRIDE + 1 + index
+    return UNPAIRED + seed * UNPAIRED_STRIDE + place
+
+
+def final_number(study: int, index: int) -> int:
+    """Number of a final trial: it stays what it is when finals are added later."""
+    return study * STUDY_STRIDE + index
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,8 @@ def new_run(
         "transfer": transfer,
         "timing_batches": [[method.name for method in methods]],
         "data": corpus_facts,
-        "environment": provenance.environment(device),
+        "environment": environment_of(device),
+        "sessions": [],
         "device": device,
         "slots": slots,
         "interruptions": [],
@@ -408,6 +418,30 @@ def with_methods(
     )
 
 
+def open_session(writer: RunWriter, device: str) -> None:
+    """Note with what a run is made or continued: a resume may happen under other versions."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    here = {"utc": now, "command": provenance.command(), "environment": environment_of(device)}
+    sessions = list(writer.manifest.get("sessions") or [])
+    writer.update_manifest(sessions=[*sessions, here])
+
+
+def environment_of(device: str) -> dict[str, Any]:
+    """Versions and machine; for a GPU its name and driver as well."""
+    found = provenance.environment(device)
+    if device.startswith("cuda"):
+        from levelfield.bench import nvml
+
+        driver = nvml.driver()
+        found |= {"driver": driver["driver"], "gpus": driver["devices"]}
+    return found
+
+
+def seal(writer: RunWriter) -> None:
+    """Write the digest of the last line into the manifest: the chain alone does not cover it."""
+    writer.update_manifest(sealed={"records": len(writer.records), "tail_sha256": writer.tail})
+
+
 def refresh_methods(writer: RunWriter, methods: Sequence[Method]) -> None:
     """Write today's digests of the methods into the manifest: older records become stale."""
     then = {item["name"]: item["digest"] for item in writer.manifest["methods"]}
@@ -420,6 +454,10 @@ def refresh_methods(writer: RunWriter, methods: Sequence[Method]) -> None:
         gone = again if reference in stale else stale
         left = [[name for name in names if name not in gone] for names in batches]
         batches = [*left, again]
+    # What a step costs was measured on the old code.
+    horizons = {n: h for n, h in (writer.manifest.get("horizons") or {}).items() if n not in stale}
     writer.update_manifest(
-        methods=[method_data(method) for method in methods], timing_batches=batches
+        methods=[method_data(method) for method in methods],
+        timing_batches=batches,
+        horizons=horizons,
     )

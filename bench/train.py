@@ -21,7 +21,7 @@ from torch import Tensor
 from levelfield.bench import accounting, models, sources, stats, tasks
 from levelfield.bench.build import build_stepper, claimed_state_bytes
 from levelfield.bench.digest import derive_seed
-from levelfield.bench.meter import build_meter, state_bytes
+from levelfield.bench.meter import build_meter, state_bytes, state_tensors
 from levelfield.bench.registry import OPTIMIZERS
 from levelfield.bench.schedules import check_schedule, lr_factor
 from levelfield.bench.spec import (
@@ -99,6 +99,7 @@ class Trial:
         self.missing: dict[str, str] = {}
         self.held_bytes: int | None = None
         self.refreshes: int | None = None
+        self.state_tensors: int | None = None
         self.series: dict[str, Any] = {}
 
     def run(self) -> tuple[Status, str | None]:
@@ -339,6 +340,8 @@ class Trial:
             missing["report_loss"] = "only final trials read the report slice"
         elif self.report_loss is None:
             missing["report_loss"] = reason or "not evaluated"
+        if steps and not norms:
+            missing["max_grad_norm"] = "the method reports no gradient norm"
         order = getattr(self, "order", None)
         return TrialRecord(
             **identity(self.request),
@@ -355,7 +358,9 @@ class Trial:
             parameters=self.facts.get("parameters"),
             state_bytes=self.held_bytes,
             claimed_state_bytes=self.facts.get("claimed_state_bytes"),
-            peak_bytes=self.peaks,
+            peak_bytes={k: v for k, v in self.peaks.items() if k != "host_reads"},
+            host_reads=self.peaks.get("host_reads"),
+            state_tensors=self.state_tensors,
             curve=[point for point in self.curve if math.isfinite(point[2])],
             train_loss=_means(losses),
             lr_trace=self._lr_trace() if steps else (),
@@ -378,6 +383,7 @@ class Trial:
         if stepper is None or self.step == 0:
             return
         self.held_bytes = state_bytes(stepper.optimizers)
+        self.state_tensors = sum(t.ndim > 0 for t in state_tensors(stepper.optimizers))
         counts = [opt.refreshes for opt in stepper.optimizers if hasattr(opt, "refreshes")]
         try:
             self.refreshes = sum(map(int, counts)) if counts else None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from levelfield.bench import power
-from levelfield.bench.inference import Comparison, Test, compare, family
+from levelfield.bench.inference import TESTS, Comparison, compare, family
 from levelfield.bench.robustness import binomial
 from levelfield.bench.samples import Sample
 from levelfield.bench.stats import Missing, deviation, mean, paired_t
@@ -24,7 +24,6 @@ from levelfield.benchmarks import responses
 from levelfield.benchmarks.simulated_study import pool, value
 
 ALPHA = 0.05
-TESTS: tuple[Test, ...] = ("pooled", "welch", "paired")
 TRIALS, SEEDS, STUDIES = (6, 8, 16), (2, 3, 5), (1, 3, 5)
 METHODS = tuple(responses.GRID)
 Pool = Sequence[Sequence[float]]
@@ -113,12 +112,14 @@ def aa_same_point(name: str, comparisons: int) -> list[dict[str, Any]]:
     for seeds in SEEDS:
         for studies in STUDIES[1:]:
             found = rejections(a, b, studies, seeds, comparisons)
-            row = {test: rate(found[test]) for test in TESTS[:2]}
+            row: dict[str, Any] = {test: rate(found[test]) for test in TESTS[:2]}
             rows.append({"S": seeds, "R": studies, **row})
     return rows
 
 
-def unequal_spreads(pools: Mapping[str, Pool], comparisons: int, seeds: int) -> list[dict[str, Any]]:
+def unequal_spreads(
+    pools: Mapping[str, Pool], comparisons: int, seeds: int
+) -> list[dict[str, Any]]:
     """Two methods moved to the same mean: equal in truth, their spreads and shapes are not."""
     rows = []
     names = list(pools)
@@ -129,7 +130,7 @@ def unequal_spreads(pools: Mapping[str, Pool], comparisons: int, seeds: int) -> 
             shift = (mean(left) or 0.0) - (mean(right) or 0.0)
             for studies in STUDIES[1:]:
                 found = rejections(pools[one], pools[two], studies, seeds, comparisons, shift)
-                row = {test: rate(found[test]) for test in TESTS}
+                row: dict[str, Any] = {test: rate(found[test]) for test in TESTS}
                 rows.append({"methods": f"{one}, {two}", "sd ratio": ratio, "R": studies, **row})
     return rows
 

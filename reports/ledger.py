@@ -27,10 +27,13 @@ BUDGET = (
     "undertrained",
     "broken",
     "finals",
+    "sweeps",
+    "transfers",
     "timings",
     "tokens",
     "passes",
-    "wall_s",
+    "device_s",
+    "joules",
     "retries",
 )
 
@@ -42,7 +45,8 @@ def budget(view: View) -> DataFrame:
 
 def _spent(method: Method) -> dict[str, Any]:
     counts = statuses(method.tune)
-    records = (*method.tune, *method.final, *method.timing)
+    records = (*method.tune, *method.final, *method.sweep, *method.transfer, *method.timing)
+    joules = [record.joules for record in records]
     return {
         "method": clean(method.name),
         "tuning_trials": len(method.tune),
@@ -51,10 +55,15 @@ def _spent(method: Method) -> dict[str, Any]:
         "undertrained": counts["undertrained"],
         "broken": len(method.tune) - sum(counts[s] for s in ("ok", "diverged", "undertrained")),
         "finals": len(method.final),
+        "sweeps": len(method.sweep),
+        "transfers": len(method.transfer),
         "timings": len(method.timing),
         "tokens": sum(record.tokens for record in records),
         "passes": math.fsum(record.passes for record in records),
-        "wall_s": math.fsum(_wall_s(record) for record in records),
+        "device_s": math.fsum(_wall_s(record) for record in records),
+        "joules": Missing("this device does not count them")
+        if not joules or None in joules
+        else math.fsum(j for j in joules if j is not None),
         "retries": sum(record.retries for record in records),
     }
 

@@ -256,19 +256,26 @@ def _accounted(method: Method) -> Measured:
 
 
 def dominated_by(view: View) -> dict[str, list[str]]:
-    """Ranked method -> methods with no more memory whose t interval of the loss lies below its own.
+    """Ranked method -> methods that dominate it over loss, memory and, where timed, seconds.
 
-    The Pareto set is every method with an empty list.
+    Dominance needs a loss interval that lies apart and no more bytes and seconds; the Pareto set
+    is every method with an empty list.
     """
-    _, measure = total_measure(view)
-    rows = [(method.name, known(measure(method)), method.interval) for method in view.contenders]
-    found: dict[str, list[str]] = {}
-    for name, used, interval in rows:
+    from levelfield.bench.frontier import dominated_by as dominated
+
+    _, amount = total_measure(view)
+    timed = all(known(step_s(method)) is not None for method in view.contenders)
+    rows: dict[str, dict[str, tuple[float, float]]] = {}
+    for method in view.contenders:
+        used, interval = known(amount(method)), method.interval
         if used is None or interval is None:
             continue
-        found[name] = [
-            other
-            for other, less, below in rows
-            if less is not None and below is not None and less <= used and below[1] < interval[0]
-        ]
-    return found
+        rows[method.name] = {"loss": interval, "bytes": (used, used)}
+        if timed:
+            rows[method.name]["seconds"] = _spread(_repetitions(method))
+    return dominated(rows)
+
+
+def _spread(repetitions: dict[int, float]) -> tuple[float, float]:
+    """Fastest and slowest repetition: times that overlap are not apart."""
+    return min(repetitions.values()), max(repetitions.values())

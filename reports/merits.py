@@ -204,12 +204,21 @@ def transfer(view: View) -> DataFrame:
     return frame(TRANSFER, rows)
 
 
+def _most(method: Method, name: str) -> Measured:
+    """The largest value of a record's field over the good finals."""
+    values = [getattr(record, name) for record in method.good]
+    known = [float(value) for value in values if value is not None]
+    return max(known) if known else Missing("not recorded")
+
+
 COMPLEXITY = (
     "method",
     "tuned",
     "fixed",
     "state_bytes_per_parameter",
+    "state_tensors",
     "passes_a_step",
+    "host_reads_a_step",
     "takes",
     "cannot",
     "needs",
@@ -231,6 +240,8 @@ def complexity(view: View) -> DataFrame:
                 "tuned": len(spec.get("space") or ()),
                 "fixed": len(spec.get("fixed") or ()),
                 "state_bytes_per_parameter": max(state) if state else Missing("no good final"),
+                "state_tensors": _most(method, "state_tensors"),
+                "host_reads_a_step": _most(method, "host_reads"),
                 "passes_a_step": max(passes) if passes else Missing("no final"),
                 "takes": ", ".join(spec.get("roles") or ()),
                 "cannot": ", ".join(spec.get("cannot") or ()),

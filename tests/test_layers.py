@@ -34,6 +34,9 @@ OURS: dict[str, tuple[str, ...]] = {
     "reports": (
         "levelfield.reports",
         *(BENCH + part for part in ("spec", "metrics", "stats", "store", "registry", "audit")),
+        # What a comparison says, as pure functions of records.
+        *(BENCH + part for part in ("samples", "inference", "power", "merit", "robustness")),
+        *(BENCH + part for part in ("frontier", "speedup")),
     ),
 }
 """What each part may import of levelfield. A name that ends in `_` stands for every such module."""

@@ -55,7 +55,7 @@ def test_cost_to_a_target_in_three_units() -> None:
     assert (found.reached, found.finals) == (3, 3)
     missed = merit.to_target([CURVE, later, never], 3.0, tokens_per_step=50)
     assert isinstance(missed, merit.Reached)
-    assert (missed.tokens, missed.steps, missed.reached) == (pytest.approx(2000), 40, 2)
+    assert (missed.tokens, missed.steps, missed.reached) == pytest.approx((2000, 40, 2))
     assert missed.seconds is None
     none = merit.to_target([CURVE, never, []], 3.0, tokens_per_step=50)
     assert isinstance(none, Missing)

@@ -43,6 +43,19 @@ def test_finals_are_paired_within_a_study_and_disjoint_between(run: Run) -> None
     assert sorted(seeds["adamw"]) == [(0, 1), (0, 2), (1, 101), (1, 102)]
 
 
+def test_more_finals_leave_the_old_ones_as_they_are(run: Run, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    before = (copy / "records.jsonl").read_bytes()
+    more = api.extend(copy, seeds=3, slots=2)
+    assert (copy / "records.jsonl").read_bytes().startswith(before)
+    for method in ("adamw", "lion"):
+        cells = sorted((r.study, r.trial, r.seed) for r in of(more, "final", method))
+        assert cells == [(s, 100 * s + i, 100 * s + 1 + i) for s in range(2) for i in range(3)]
+
+
 def test_finals_train_the_best_point_of_their_own_study(run: Run) -> None:
     facts = run.manifest["studies"]
     for method in ("adamw", "lion"):

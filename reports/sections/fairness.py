@@ -33,13 +33,29 @@ def render(view: View) -> Block | None:
 
 
 def _counting(view: View) -> str:
-    allowed = short(view.setting("budget", "trials"))
+    budget = {key: view.setting("budget", key) for key in ("trials", "studies", "unit", "amount")}
+    trials, studies = short(budget["trials"]), short(budget["studies"] or 1)
+    unit = budget["unit"] or "steps"
+    each = (
+        "the same number of tokens" if unit == "steps" else f"{budget['amount']:g} {unit} a trial"
+    )
     return (
-        f"Every method may spend {allowed} tuning trials, all of the same number of tokens. All "
-        "count: complete, diverged, out of memory, timed out, raised. Only a trial whose "
-        "run was interrupted from outside runs again, free and from its start"
-        f" ({plural(len(view.manifest.get('interruptions') or ()), 'interruption')} here). Extra "
-        "forward/backward passes inside a step are counted and shown."
+        f"Every method may spend {trials} trials in each of {studies} tuning studies, all of "
+        f"{each}. All count: complete, diverged, out of memory, timed out, raised. Only a trial "
+        "whose run was interrupted from outside runs again, free and from its start"
+        f" ({plural(len(view.manifest.get('interruptions') or ()), 'interruption')} here). Finals, "
+        "sweep and timing cost every method the same number of trials; extra forward/backward "
+        "passes inside a step are counted and shown." + _frozen(view)
+    )
+
+
+def _frozen(view: View) -> str:
+    freeze = view.manifest.get("freeze") or {}
+    if not freeze.get("sha256"):
+        return ""
+    return (
+        f" Spaces, best points, targets and margins were frozen at {clean(freeze.get('utc'))}, "
+        f"before the finals: sha256 {clean(freeze['sha256'])[:16]}."
     )
 
 
@@ -56,10 +72,13 @@ def _budget(view: View) -> Part:
             Column("undertrained", "undertrained"),
             Column("broken", "broken"),
             Column("finals", "finals"),
+            Column("sweeps", "sweep"),
+            Column("transfers", "transfer"),
             Column("timings", "timings"),
             Column("tokens", "tokens", big),
             Column("passes", "passes", count),
-            Column("wall_s", "time", seconds),
+            Column("device_s", "device time", seconds),
+            Column("joules", "joules", short),
             Column("retries", "retries"),
         ],
         folded=True,

@@ -48,6 +48,27 @@ def render(view: View) -> Block | None:
             ],
         )
     )
+    parts.append(
+        grid(
+            "complexity",
+            "What it takes to implement: facts of the record, and measured ones",
+            merits.complexity(view),
+            [
+                Column("method", "method", align="left"),
+                Column("tuned", "tuned"),
+                Column("fixed", "fixed"),
+                Column("state_tensors", "state tensors"),
+                Column("state_bytes_per_parameter", "state, B/param", lambda v: fixed(v, 2)),
+                Column("passes_a_step", "passes a step", lambda v: fixed(v, 2)),
+                Column("host_reads_a_step", "host reads a step"),
+                Column("takes", "takes", align="left"),
+                Column("cannot", "cannot", align="left"),
+                Column("needs", "needs", align="left"),
+                Column("implementation", "implementation", align="left"),
+            ],
+            folded=True,
+        )
+    )
     return Block(parts=tuple(parts))
 
 
