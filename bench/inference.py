@@ -21,6 +21,12 @@ from typing import Literal
 from levelfield.bench.samples import AT_THESE, MIN_STUDIES, Sample
 from levelfield.bench.stats import Missing, deviation, holm, mean
 
+MEASURED = (
+    "With four methods this rule makes a false verdict in 0.6 to 5.5 % of simulated runs of equal "
+    "ones at three studies each (750 runs a setting and more)"
+)
+"""The measured false-positive rate of the whole rule; table in docs/aa.md."""
+
 Test = Literal["pooled", "welch", "paired"]
 TESTS: tuple[Test, ...] = ("pooled", "welch", "paired")
 TEST: Test = "welch"

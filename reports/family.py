@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from levelfield.bench import speedup as law
 from levelfield.bench.spec import Section
-from levelfield.bench.stats import Missing as Undefined
 from levelfield.bench.stats import t_interval
 from levelfield.bench.store import write_atomic
 from levelfield.reports import measure, page
@@ -153,17 +152,15 @@ def speedups(family: FamilyLike) -> DataFrame:
         if point.method == base or not point.losses:
             continue
         result = law.speedup(horizons, point.tokens, list(point.losses))
-        gone = isinstance(result, Undefined)
-        none = Missing(result.reason if isinstance(result, Undefined) else "no interval")
+        gone = isinstance(result, Missing)
+        none = Missing(result.reason if isinstance(result, Missing) else "no interval")
         rows.append(
             {
                 "method": clean(point.method),
                 "at_tokens": point.tokens,
-                "speedup": none if isinstance(result, Undefined) else result.value,
-                "low": none if isinstance(result, Undefined) or result.low is None else result.low,
-                "high": none
-                if isinstance(result, Undefined) or result.high is None
-                else result.high,
+                "speedup": none if isinstance(result, Missing) else result.value,
+                "low": none if isinstance(result, Missing) or result.low is None else result.low,
+                "high": none if isinstance(result, Missing) or result.high is None else result.high,
                 "reason": clean(none.reason) if gone else "",
             }
         )

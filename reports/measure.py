@@ -8,32 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from levelfield.bench import stats
 from levelfield.bench.metrics import step_s as record_step_s
 from levelfield.bench.spec import TrialRecord
+from levelfield.bench.stats import Missing as Missing
+from levelfield.bench.stats import known as known
 from levelfield.reports.eligible import dig
 from levelfield.reports.text import clean, plural
 from levelfield.reports.view import MEASURED, Method, View, statuses
-
-
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Why a number is not there."""
-
-    reason: str
-
 
 Measured = float | Missing
 
 KINDS = ("weights", "gradients", "state", "activations", "temporary")
 """Parts of the peak, in the order of a stacked bar."""
-
-
-def known(value: Measured) -> float | None:
-    """The number, or None."""
-    return None if isinstance(value, Missing) else value
 
 
 def _given(value: float | None, otherwise: str) -> Measured:

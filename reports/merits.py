@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from levelfield.bench import frontier, merit, robustness
 from levelfield.bench.samples import sample
 from levelfield.bench.stats import Estimate
-from levelfield.bench.stats import Missing as Undefined
 from levelfield.reports.frames import frame
 from levelfield.reports.measure import Measured, Missing
 from levelfield.reports.text import clean
@@ -25,10 +24,8 @@ LADDER = ("adamw_lr", "adamw_split_lr", "adamw_split")
 """Rungs below a method's own update rule; `adamw` stands for the first where that did not run."""
 
 
-def shown(value: float | Undefined | None, otherwise: str = "unknown") -> Measured:
+def shown(value: float | Missing | None, otherwise: str = "unknown") -> Measured:
     """A statistic as a cell: the number, or the reason why there is none."""
-    if isinstance(value, Undefined):
-        return Missing(value.reason)
     return Missing(otherwise) if value is None else value
 
 
@@ -112,8 +109,8 @@ def _exchangeable(method: Method, view: View, cap: float | None) -> list[float] 
         reserve=int(view.setting("tuner", "reserve", default=0)),
         trials=int(view.setting("budget", "trials", default=len(method.first_study))),
     )
-    if isinstance(kept, Undefined):
-        return Missing(kept.reason)
+    if isinstance(kept, Missing):
+        return kept
     if len(kept) < 2:
         return Missing("fewer than two exchangeable trials")
     return merit.trial_losses(kept, cap)

@@ -382,13 +382,14 @@ def test_missing_and_zero_gradients(spec: OptimizerSpec, changes: dict[str, Any]
             return None
         return np.zeros(shape) if t == 0 else known(shape, index)[t]
 
-    go(optimizer, params, 6, grad_of=some)
+    go(optimizer, params, 7, grad_of=some)
     assert torch.equal(params[0].tensor, before[0])
     assert params[0].tensor not in optimizer.state
     for param, old in zip(params[1:], before[1:], strict=True):
         assert torch.isfinite(param.tensor).all()
         assert not torch.equal(param.tensor, old)
     # one whose first gradient comes between two refreshes
+    assert optimizer.clock % optimizer.period != 0
     go(optimizer, params, 1, start=7)
     assert optimizer.state[params[0].tensor]["step"] == 1
     assert not torch.equal(params[0].tensor, before[0])

@@ -304,8 +304,8 @@ def test_accounted_gradients_are_at_most_the_largest_tensor(spec: OptimizerSpec)
     assert fused["gradients"] <= largest < every
     assert unfused["gradients"] == every
     assert fused["total"] < unfused["total"]
-    # when the update begins, nothing is left of the gradients
-    assert fused["update_peak"] <= unfused["update_peak"] - every
+    # when the update begins, nothing is left of the gradients but a few norms
+    assert fused["update_peak"] <= unfused["update_peak"] - every + 4 * len(bench.params)
 
 
 @over_specs

@@ -72,7 +72,8 @@ def test_a_missing_paragraph_is_named() -> None:
     with pytest.raises(BenchError, match=r"lacks 1 of the 1227 .* topic 'assert'") as caught:
         manual.documents({**topics, "assert": rest})
     assert manual.paragraph_hash(first) in str(caught.value)
-    assert caught.value.hint is not None and "3.11 to 3.14" in caught.value.hint
+    assert caught.value.hint is not None
+    assert "3.11 to 3.14" in caught.value.hint
 
 
 def test_a_python_without_its_manual_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from scipy.stats import t as student
 
 from levelfield.bench.spec import Section, TrialRecord
 from levelfield.bench.store import Run
@@ -124,8 +125,10 @@ def test_leaderboard_by_hand(tmp_path: Path) -> None:
     half = 2.7764451 * math.sqrt(0.00037) / math.sqrt(5)
     assert muon["interval_high_nats"] - 1.922 == pytest.approx(half)
     assert muon["difference_to_baseline_nats"] == pytest.approx(-0.098)
-    # Pooled over five studies each: t(0.975, 8) = 2.306004, variances 0.00037 and 0.00025.
-    reach = 2.306004 * math.sqrt((0.00037 + 0.00025) / 2 * 2 / 5)
+    # Welch over five studies each, variances 0.00037 and 0.00025.
+    parts = [0.00037 / 5, 0.00025 / 5]
+    df = sum(parts) ** 2 / sum(part**2 / 4 for part in parts)
+    reach = float(student.ppf(0.975, df)) * math.sqrt(sum(parts))
     assert muon["difference_high_nats"] - -0.098 == pytest.approx(reach, rel=1e-6)
     assert [m.name for m in seen.methods] == ["muon", "adamw"]
     assert headline(seen).startswith("muon leads adamw by 0.098 (0.072 to 0.124) nats a token")

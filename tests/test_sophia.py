@@ -91,11 +91,15 @@ def run(stepper: SophiaStepper, known: Known, start: int = 0, stop: int = STEPS)
 
 def textbook(
     starts: Sequence[Array], known: Known, wd: Sequence[float], lr: Sequence[float], h: Any
-) -> list[Array]:
-    """Liu et al., algorithm 3 with algorithm 2, over all parameters: clipping is by their norm."""
+) -> tuple[list[Array], list[float]]:
+    """Liu et al., algorithm 3 with algorithm 2, over all parameters: clipping is by their norm.
+
+    Returns the parameters, and after each estimate the share of elements that are not clipped.
+    """
     p = [start.copy() for start in starts]
     m = [np.zeros_like(start) for start in starts]
     hess = [np.zeros_like(start) for start in starts]
+    win_rate: list[float] = []
 
     def clipped(grads: Sequence[Array]) -> list[Array]:
         norm = np.sqrt(sum(float((g**2).sum()) for g in grads))
@@ -106,6 +110,8 @@ def textbook(
         ghat = clipped(ghat) if h["clip_hessian"] else ghat
         for i, g in enumerate(ghat):
             hess[i] = h["b2"] * hess[i] + (1 - h["b2"]) * g**2
+        wins = [np.abs(one) < h["rho"] * 64 * below for one, below in zip(m, hess, strict=True)]
+        win_rate.append(sum(win.sum() for win in wins) / sum(win.size for win in wins))
 
     for t in range(STEPS):
         if h["hessian_at"] == "start" and t % h["hessian_every"] == 0:
@@ -120,7 +126,7 @@ def textbook(
             p[i] = (1 - rate * wd[i]) * p[i] - rate * np.sign(m[i]) * ratio
         if h["hessian_at"] == "end" and (t + 1) % h["hessian_every"] == 0:
             estimate(t)
-    return p
+    return p, win_rate
 
 
 VARIANTS: tuple[dict[str, Any], ...] = (
@@ -141,7 +147,7 @@ def test_matches_its_textbook_reference(changes: dict[str, Any]) -> None:
     run(stepper, known)
     roles = [param.info.role for param in params]
     table = h["embed_multiplier"]
-    expected = textbook(
+    expected, rates = textbook(
         start,
         known,
         [0.0 if role == "vector" else 0.3 for role in roles],
@@ -152,8 +158,9 @@ def test_matches_its_textbook_reference(changes: dict[str, Any]) -> None:
         np.testing.assert_allclose(
             param.tensor.detach().numpy(), want, rtol=0, atol=1e-10, err_msg=param.info.name
         )
-    win_rate = stepper.sophia.series["win_rate"]
-    assert any(0.0 < rate < 1.0 for _, rate in win_rate)
+    win_rate = [rate for _, rate in stepper.sophia.series["win_rate"]]
+    np.testing.assert_allclose(win_rate, rates, rtol=1e-6)
+    assert any(0.0 < rate < 1.0 and rate != 0.5 for rate in win_rate)
     assert stepper.sophia.refreshes == len(win_rate) >= 4
 
 

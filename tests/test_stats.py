@@ -47,28 +47,6 @@ def test_holm_by_hand() -> None:
     assert stats.holm([]) == []
 
 
-def test_ranks_share_a_place_when_the_seeds_cannot_tell() -> None:
-    shared = [0.0, 0.02, -0.03, 0.05, 0.01]
-    near = {
-        "a": [1.0 + s for s in shared],
-        "b": [1.0 + s + e for s, e in zip(shared, [0.01, -0.01, 0.01, -0.01, 0.0], strict=True)],
-        "c": [1.5 + s + e for s, e in zip(shared, [0.0, 0.01, 0.0, -0.01, 0.01], strict=True)],
-    }
-    losses = {name: dict(enumerate(values)) for name, values in near.items()}
-    assert stats.ranks(losses) == {"a": 1, "b": 1, "c": 3}
-
-
-def test_pairing_uses_shared_seeds_only() -> None:
-    (pair,) = stats.pairs({"a": {1: 1.0, 2: 2.0, 3: 9.0}, "b": {1: 1.5, 2: 2.5}})
-    assert (pair.n, pair.difference, pair.p, pair.winner()) == (2, -0.5, 0.0, "a")
-
-
-def test_a_pair_without_two_shared_seeds_is_not_tested() -> None:
-    (pair,) = stats.pairs({"a": {1: 1.0, 2: 2.0}, "b": {2: 1.5, 3: 2.5}})
-    assert (pair.p, pair.p_holm, pair.winner(), pair.interval) == (None, None, None, None)
-    assert stats.ranks({"a": {1: 1.0, 2: 2.0}, "b": {2: 1.5, 3: 2.5}}) == {"a": 1, "b": 1}
-
-
 @pytest.mark.parametrize("bad", [None, NAN, INF, -INF])
 def test_what_is_not_finite_never_wins(bad: float | None) -> None:
     assert not stats.is_better(bad, 1.0)
