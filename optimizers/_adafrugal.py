@@ -15,7 +15,8 @@ from torch.optim.optimizer import ParamsT
 
 from levelfield.bench.spec import ParamInfo
 from levelfield.bench.stepper import BuildContext
-from levelfield.optimizers._frugal import Frugal, held_bytes, options, periods_over
+from levelfield.optimizers._frugal import Frugal, options
+from levelfield.optimizers._frugal_parts import held_bytes, periods_over
 
 REFRESH_RULES = ("modulus", "elapsed")
 LOSS_CHANGES = ("signed", "absolute")

@@ -41,7 +41,7 @@ from levelfield.optimizers._adafrugal import (
     falling_share,
     held_at_most,
 )
-from levelfield.optimizers._frugal import refresh_steps
+from levelfield.optimizers._frugal_parts import refresh_steps
 
 
 def state_bytes(params: Sequence[ParamInfo], hparams: Mapping[str, Any], progress: float) -> int:

@@ -40,7 +40,8 @@ from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec, ParamInfo
 from levelfield.bench.stepper import BuildContext
 from levelfield.optimizers._adafrugal import FALLING_SHARE, FRUGAL, falling_share
-from levelfield.optimizers._frugal import Frugal, held_at, options, refresh_steps
+from levelfield.optimizers._frugal import Frugal, options
+from levelfield.optimizers._frugal_parts import held_at, refresh_steps
 
 
 def state_bytes(params: Sequence[ParamInfo], hparams: Mapping[str, Any], progress: float) -> int:

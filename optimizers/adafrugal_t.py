@@ -54,7 +54,7 @@ from levelfield.optimizers._adafrugal import (
     LossAwareFrugal,
     build_loss_aware,
 )
-from levelfield.optimizers._frugal import held_bytes, refresh_steps
+from levelfield.optimizers._frugal_parts import held_bytes, refresh_steps
 
 
 def state_bytes(params: Sequence[ParamInfo], hparams: Mapping[str, Any], progress: float) -> int:

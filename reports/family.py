@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from levelfield.bench import frontier
 from levelfield.bench import speedup as law
 from levelfield.bench.spec import Section
 from levelfield.bench.stats import t_interval
@@ -167,6 +168,42 @@ def speedups(family: FamilyLike) -> DataFrame:
     return frame(SPEEDUP, rows)
 
 
+PROFILE = ("method", "b_score", "within_1", "within_1_5", "within_2", "within_4", "workloads")
+
+
+def profile(family: FamilyLike) -> DataFrame:
+    """Tokens to the reference's final loss over the fastest method's, as a performance profile.
+
+    Share of the members at which a method needs at most tau times the tokens of the fastest one,
+    and the profile's mean height up to tau = 4 (B-score, Dahl et al. 2023). Four workloads are the
+    least; the score depends on which methods take part.
+    """
+    times: dict[str, dict[str, float]] = {}
+    for name, run in family.runs:
+        view = views.build(run)
+        for method in view.methods:
+            tokens = measure.known(measure.tokens_to_reference(method, view))
+            if method.name == view.reference:
+                tokens = measure.horizon_tokens(view)
+            times.setdefault(method.name, {})[name] = math.inf if tokens is None else tokens
+    scores = frontier.b_scores(times)
+    heights = frontier.performance_profile(times, [1.0, 1.5, 2.0, 4.0])
+    if isinstance(scores, Missing) or isinstance(heights, Missing):
+        return frame(PROFILE, [])
+    return frame(
+        PROFILE,
+        [
+            {
+                "method": clean(method),
+                "b_score": scores[method],
+                **dict(zip(PROFILE[2:6], heights[method], strict=True)),
+                "workloads": len(times[method]),
+            }
+            for method in sorted(scores, key=lambda name: -scores[name])
+        ],
+    )
+
+
 def write(family: FamilyLike) -> Path:
     """Write `report.html` and its tables and figures under the family's folder."""
     protocol, block = family.data["protocol"], _block(family)
@@ -291,6 +328,9 @@ def _block(family: FamilyLike) -> Block:
     parts.append(_grid(family, label[1]))
     if axis == "tokens":
         parts.append(_speedup_grid(family))
+    shape = profile(family)
+    if not shape.empty:
+        parts.append(_profile_grid(shape))
     return Block(parts=tuple(parts))
 
 
@@ -318,6 +358,27 @@ def _grid(family: FamilyLike, unit: str) -> Table:
 
 def _link(row: Mapping[str, Any]) -> Cell:
     return Cell(text=row["member"], href=f"{row['member']}/report.html")
+
+
+def _profile_grid(shape: DataFrame) -> Table:
+    def share(value: float) -> str:
+        return f"{100 * value:.0f} %"
+
+    return grid(
+        "profile",
+        "Performance profile: share of members at which a method needs at most τ × the tokens of "
+        "the fastest",
+        shape,
+        [
+            Column("method", "method", align="left"),
+            Column("b_score", "B-score", lambda v: fixed(v, 3)),
+            Column("within_1", "τ = 1", share),
+            Column("within_1_5", "τ = 1.5", share),
+            Column("within_2", "τ = 2", share),
+            Column("within_4", "τ = 4", share),
+            Column("workloads", "members"),
+        ],
+    )
 
 
 def _speedup_grid(family: FamilyLike) -> Table:
@@ -356,7 +417,8 @@ def _draw(family: FamilyLike, name: str, title: str, label: str, read: Any) -> s
         if name == "difference":
             axes.axhline(0, color=INK, lw=1)
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: big(value))
-        axes.xaxis.set_minor_formatter(lambda value, _: "")
+        marks = sorted({x for line in lines.values() for x, _ in line})
+        axes.set_xticks(marks, [big(mark) for mark in marks])
+        axes.set_xticks([], minor=True)
         axes.set(xlabel=label, ylabel="nats a token" if name != "time" else "ratio")
         return export(figure, name, title, title)

@@ -18,7 +18,8 @@ from levelfield.bench.spec import OptimizerSpec, ParamInfo
 from levelfield.bench.stepper import GradientStepper, Parameter
 from levelfield.optimizers import adafrugal, adafrugal_rho, adafrugal_t, frugal
 from levelfield.optimizers._adafrugal import LinearShare, LossAwareFrugal, periods, stalls
-from levelfield.optimizers._frugal import Frugal, count_rank, leading_basis
+from levelfield.optimizers._frugal import Frugal, leading_basis
+from levelfield.optimizers._frugal_parts import count_rank
 from levelfield.tests.optimizer_cases import (
     SHAPES,
     Array,

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from levelfield.bench.meter import state_bytes as stored_bytes
 from levelfield.bench.spec import ParamInfo
 from levelfield.bench.stepper import Parameter
-from levelfield.optimizers._frugal import (
-    Frugal,
+from levelfield.optimizers._frugal import Frugal
+from levelfield.optimizers._frugal_parts import (
     count_blocks,
     count_columns,
     periods_over,

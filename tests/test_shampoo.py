@@ -278,6 +278,8 @@ def test_late_start_and_period() -> None:
     h = {**SPEC.defaults(), "start_fraction": 0.25, "refresh_fraction": 0.1}
     assert SPEC.switches(h, 40) == (9, 11, 15, 19, 23, 27, 31, 35, 39)
     assert SPEC.switches({**h, "start_fraction": 2.0}, 40) == ()
+    assert SPEC.switches(SPEC.defaults(), 400) == tuple(range(9, 400, 10))
+    assert SPEC.switches(SPEC.defaults(), 60) == tuple(range(1, 60, 2))
 
 
 def test_claim_by_hand() -> None:
