@@ -19,8 +19,8 @@ b1, b2: `beta1`, `beta2`; wd: `weight_decay`; g: gradient; t: step, from 1. Bloc
 Paper: Yushun Zhang, Congliang Chen, Ziniu Li, Tian Ding, Chenwei Wu, Diederik P. Kingma, Yinyu Ye,
 Zhi-Quan Luo, Ruoyu Sun, "Adam-mini: Use Fewer Learning Rates To Gain More",
 https://arxiv.org/abs/2406.16793, 2024.
-Reference code: https://github.com/zyushun/Adam-mini/blob/402aadfe/adam_mini/adam_mini.py (v1.1.1,
-no licence file; not used).
+Reference code: https://github.com/zyushun/Adam-mini/blob/402aadfe/adam_mini/adam_mini.py (v1.1.1;
+MIT by its setup.py).
 Defaults: that code's: lr 1e-3, betas (.9, .999), eps 1e-8, weight decay 0, value by row. For runs
 below 10-20k steps its README advises one block for the whole value: `value_blocks` "whole".
 
@@ -132,6 +132,7 @@ SPEC = OptimizerSpec(
     paper="Zhang et al., Adam-mini: Use Fewer Learning Rates To Gain More, 2024, "
     "https://arxiv.org/abs/2406.16793",
     code="https://github.com/zyushun/Adam-mini/blob/402aadfe/adam_mini/adam_mini.py",
+    licence="MIT",
     build=build,
     space={
         "lr": space.log(1e-4, 1e-1, default=1e-3),

@@ -19,8 +19,7 @@ steps; within a short run such an average only grows, and its growth is a rate t
 
 Paper: Yang Luo, Xiaozhe Ren, Zangwei Zheng, Zhuo Jiang, Xin Jiang, Yang You, "CAME:
 Confidence-guided Adaptive Memory Efficient Optimization", https://arxiv.org/abs/2307.02047, 2023.
-Reference code: https://github.com/yangluo7/CAME/blob/e77c5c02/came_pytorch/CAME.py (no licence
-file; not used).
+Reference code: https://github.com/yangluo7/CAME/blob/e77c5c02/came_pytorch/CAME.py (MIT).
 Defaults: that repository's: lr 2e-4, betas (.9, .999), eps (1e-30, 1e-16), d 1, weight decay .01.
 
 State: m; R, C, R' and C' (V for vectors). All of it in float32 for bfloat16 parameters, as in the
@@ -187,6 +186,7 @@ SPEC = OptimizerSpec(
     paper="Luo et al., CAME: Confidence-guided Adaptive Memory Efficient Optimization, 2023, "
     "https://arxiv.org/abs/2307.02047",
     code="https://github.com/yangluo7/CAME/blob/e77c5c02/came_pytorch/CAME.py",
+    licence="MIT",
     build=build,
     space={
         "lr": space.log(3e-5, 3e-2, default=2e-4),

@@ -226,7 +226,7 @@ SPEC = OptimizerSpec(
     build=build,
     scale="d_coef",
     space={
-        "d_coef": space.log(0.1, 10.0, default=1.0),
+        "d_coef": space.log(0.03, 10.0, default=1.0),
         "embed_multiplier": space.embed_multiplier(),
         "beta2": space.beta(0.9, 0.9995, default=0.999),
     },

@@ -95,7 +95,7 @@ class Promises:
         straight = self.model(dtype)
         optimizer, _ = self.make(straight)
         drive(optimizer, straight, TOTAL)
-        for stop in (1, 6, 13, 16):
+        for stop in (1, 6, 10, 16):
             first, second = self.model(dtype), self.model(dtype)
             before, _ = self.make(first)
             drive(before, first, stop, total=TOTAL)

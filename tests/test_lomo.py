@@ -401,6 +401,8 @@ def test_missing_zero_and_odd_gradients(spec: OptimizerSpec, clip: str) -> None:
     for index, (param, old) in enumerate(zip(params, before, strict=True)):
         unmoved = index == 0 or old.numel() == 0
         assert torch.equal(param.tensor, old) == unmoved
+        if unmoved:
+            assert param.tensor not in stepper.optimizers[0].state
 
 
 @over_specs
