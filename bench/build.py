@@ -98,7 +98,7 @@ def build_stepper(
         decay_roles=protocol.decay_roles,
         rest=fallback,
     )
-    built = _resolve(spec.build)(context, hparams)
+    built = resolve(spec.build)(context, hparams)
     if not isinstance(built, torch.optim.Optimizer):
         if not isinstance(built, Stepper):
             raise BenchError(
@@ -127,7 +127,8 @@ def _check_cover(
         )
 
 
-def _resolve(build: Callable[..., Any] | str) -> Callable[..., Any]:
+def resolve(build: Callable[..., Any] | str) -> Callable[..., Any]:
+    """A spec's `build` as a callable: it may be lazy, as "module:attr"."""
     if callable(build):
         return build
     module, _, attribute = build.partition(":")

@@ -47,6 +47,8 @@ class Loaded(Generic[T]):
     value: T
     entry: Entry
     path: Path
+    parts: tuple[Loaded[T], ...] = ()
+    """What a record was mixed from; empty for one that a file holds."""
 
 
 class Registry(Generic[T]):

@@ -17,7 +17,8 @@ from levelfield.bench.digest import (
     source_digest,
     to_plain,
 )
-from levelfield.bench.registry import OPTIMIZERS, Loaded
+from levelfield.bench.mix import load_spec
+from levelfield.bench.registry import Loaded
 from levelfield.bench.schedules import check_schedule
 from levelfield.bench.spec import (
     ENGINE_VERSION,
@@ -84,7 +85,7 @@ def load_method(reference: str) -> Method:
         BenchError: unknown, broken, or lacking a library.
     """
     reference, label = split_label(reference)
-    loaded: Loaded[OptimizerSpec] = OPTIMIZERS.load(reference)
+    loaded: Loaded[OptimizerSpec] = load_spec(reference)
     spec = loaded.value
     missing = [name for name in spec.requires if not _importable(name)]
     if missing:
@@ -105,7 +106,9 @@ def split_label(reference: str) -> tuple[str, str]:
 
 
 def method_digest(loaded: Loaded[OptimizerSpec]) -> str:
-    """Digest of a method's code and of the library that it borrows from."""
+    """Digest of a method's code and of the library that it borrows from; of a mix, of its parts."""
+    if loaded.parts:
+        return sha256([loaded.entry.reference, *(method_digest(part) for part in loaded.parts)])
     library = (loaded.value.implementation.split() or ["own"])[0]
     return source_digest(loaded.path, [] if library == "own" else [library])
 

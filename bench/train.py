@@ -22,7 +22,7 @@ from levelfield.bench import accounting, models, sources, stats, tasks
 from levelfield.bench.build import build_stepper, claimed_state_bytes
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.meter import build_meter, state_bytes, state_tensors
-from levelfield.bench.registry import OPTIMIZERS
+from levelfield.bench.mix import load_spec
 from levelfield.bench.schedules import check_schedule, lr_factor
 from levelfield.bench.spec import (
     BenchError,
@@ -119,7 +119,7 @@ class Trial:
 
     def load(self) -> None:
         """Bring the method in."""
-        loaded = OPTIMIZERS.load(self.request.reference)
+        loaded = load_spec(self.request.reference)
         if self.request.spec_digest not in (None, method_digest(loaded)):
             raise BenchError(
                 "the method's code changed while the run was under way",

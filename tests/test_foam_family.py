@@ -433,6 +433,20 @@ def test_8bit_state_is_bytes_and_the_rest_is_float32() -> None:
         assert len(optimizer.state_holders) == 1
 
 
+def test_8bit_counts_the_steps_that_kept_8_bits() -> None:
+    params = model(foam_8bit.SPEC)
+    optimizer, _ = make(foam_8bit.SPEC, params, min_elements=600)
+    only = [index for index, param in enumerate(params) if param.info.numel >= 600]
+    assert len(only) == 1
+
+    def grad_of(index: int, t: int) -> Array | None:
+        absent = index in only and t % 2 == 1
+        return None if absent else known(params[index].info.shape, index)[t]
+
+    go(optimizer, params, 6, grad_of=grad_of)
+    assert optimizer.refreshes == 3
+
+
 # --- what every method promises ------------------------------------------------------------------
 
 
