@@ -497,6 +497,34 @@ def check(
 
 
 @app.command()
+def new(
+    kind: Annotated[str, typer.Argument(help="What to make: optimizer.")],
+    name: Annotated[str, typer.Argument(help="Its name, also the file's.")],
+    as_json: Json = False,
+) -> None:
+    """Write a commented template, NAME.py, that passes `levelfield check`."""
+
+    def work() -> Result:
+        from levelfield.bench.spec import check_name
+
+        if kind != "optimizer":
+            raise BenchError(f"nothing is known to make of kind {kind!r}", "accepted: optimizer")
+        check_name("optimizer", name)
+        path = Path(f"{name}.py")
+        if path.exists():
+            raise BenchError(f"{path} is already there", "choose another name")
+        template = Path(__file__).parent / "bench" / "data" / "optimizer_template.txt"
+        text = template.read_text(encoding="utf-8").replace("NAME", name).replace("PATH", str(path))
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise BenchError(f"cannot write {path}: {error.strerror}") from None
+        return Result({"path": str(path)}, [f"{path}: see `levelfield check {path}:SPEC`"])
+
+    emit("new", as_json, work)
+
+
+@app.command()
 def doctor(as_json: Json = False) -> None:
     """Tell what this machine offers and which plug-ins do not load, with the reason."""
 

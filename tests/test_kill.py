@@ -156,9 +156,9 @@ def check_resumed(coordinator: Coordinator, whole: Run) -> None:
     ("who", "phase"),
     [
         ("the group", "tune"),
-        ("the coordinator", "tune"),
         ("the coordinator", "final"),
         ("the coordinator", "timing"),
+        pytest.param("the coordinator", "tune", marks=pytest.mark.slow),
         pytest.param("the group", "final", marks=pytest.mark.slow),
         pytest.param("the group", "timing", marks=pytest.mark.slow),
     ],

@@ -86,6 +86,6 @@ def test_a_method_that_drives_its_own_step_is_refused() -> None:
 
 def test_a_mix_runs_like_any_other_method(tmp_path: Path) -> None:
     run = api.run(small.changed(trials=2, seeds=1), [FULL], out=tmp_path, slots=1)
-    assert {record.status for record in run.records} == {"ok"}
+    assert {record.status for record in run.records} <= {"ok", "undertrained"}
     assert {record.optimizer for record in run.records} == {FULL}
     assert api.resume(run.path).records == run.records
