@@ -245,9 +245,9 @@ def _literals(call: ast.Call) -> dict[str, Any]:
 
 
 def _module_from(path: Path) -> ModuleType:
-    # The path's hash keeps two files of one stem apart; the module must be importable by name in
-    # case its classes are pickled.
-    name = f"levelfield_file_{path.stem}_{sha256(str(path))[:8]}"
+    # Two files of one stem are kept apart by their path, an edited file from what it was by its
+    # text; the module must be importable by name in case its classes are pickled.
+    name = f"levelfield_file_{path.stem}_{sha256([str(path), sha256(path.read_bytes())])[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     source = importlib.util.spec_from_file_location(name, path)

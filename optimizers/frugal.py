@@ -13,7 +13,8 @@ with gradient G, in this order:
 
 Embedding, head and vectors are always state-full: AdamW at the same `lr`, the first two times
 `embed_multiplier`; their moments are never reset. As t restarts with each S, the first step after
-a refresh moves every active coordinate by lr (to within eps), just as signSGD moves the others.
+a refresh moves every active coordinate by lr (to within eps), just as signSGD moves the others; in
+`svd` those are coordinates of G_S.
 
 `selection` says what S is made of:
 

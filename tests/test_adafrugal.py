@@ -206,7 +206,7 @@ def test_the_mechanism_is_exercised_whatever_the_losses(rule: str, total: int) -
             optimizer, _ = make(adafrugal.SPEC, params, total, refresh_rule=rule)
             told = losses(kind, total)
             go(optimizer, params, total, total=total, told=told, every=max(1, every))
-            assert optimizer.refreshes >= 5
+            assert optimizer.refreshes >= 6
 
 
 # --- the update ----------------------------------------------------------------------------------

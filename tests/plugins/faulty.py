@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -83,7 +83,7 @@ def run_away(optimizer: Faulty) -> None:
 class Boastful(torch.optim.SGD):
     """Trains; what it tells of itself makes no sense."""
 
-    series: Any = {"rho": "rising"}
+    series: ClassVar = {"rho": "rising"}
 
 
 def half(ctx: BuildContext, hparams: Mapping[str, Any]) -> torch.optim.Optimizer:
