@@ -1,4 +1,4 @@
-"""The phases of a run: calibrate, tune, final, sweep, timing.
+"""The phases of a run: calibrate, tune, final, transfer, sweep, timing.
 
 The program is deterministic and its results are remembered: a resumed run goes through the same
 steps, takes every cell that already has a record from it, and trains exactly the missing ones.

@@ -1,7 +1,7 @@
 """Where tokens come from: text by source, cut into slices by document, tokenised, packed.
 
 Four slices never share a document: `train`; `control`, read only by controllers inside methods;
-`selection`, read to choose hyper-parameters; `report`, read once by final trials.
+`selection`, read to choose hyper-parameters; `report`, read once by final and transfer trials.
 """
 
 from __future__ import annotations

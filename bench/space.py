@@ -133,6 +133,6 @@ def beta(low: float, high: float, default: float) -> Dim:
 def embed_multiplier() -> Dim:
     """Factor on the rate of embedding and head: the same two decades for every method.
 
-    It is the largest confound there is between methods, so all but plain `adamw` tune it.
+    It is the largest confound there is between methods, so all but AdamW at one rate tune it.
     """
     return log(0.1, 10.0, default=1.0)

@@ -404,7 +404,7 @@ class TrialRecord:
     initial_loss: float | None = None
     selection_loss: float | None = None
     report_loss: float | None = None
-    """Only `final` records read the report slice."""
+    """Only `final` and `transfer` records read the report slice."""
     tokens: int = 0
     steps: int = 0
     passes: float = 0.0

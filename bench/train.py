@@ -44,7 +44,7 @@ MAX_POINTS = 400
 
 
 class Diverged(Exception):
-    """A non-finite training loss."""
+    """A loss that is not finite, in training or in an evaluation."""
 
 
 def run_trial(request: TrialRequest, report: Callable[[Progress], None]) -> TrialRecord:

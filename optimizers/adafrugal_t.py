@@ -28,7 +28,7 @@ Control", https://arxiv.org/abs/2601.11568, 2025.
 Reference code: none was found; written from summaries of the paper, FRUGAL's parts from
 https://github.com/fzmushko/FRUGAL @ c7ebe4c2 (Apache-2.0).
 Defaults: ours, not theirs, which are not known to us. T from .04 of the run to .16: the ratio of
-200 to 800 steps, and 6 refreshes at least, whatever the losses. `growth` 2: each T divides the
+200 to 800 steps, and 6 refreshes in any run of 25 steps and more. `growth` 2: each T divides the
 next, so that multiples of the largest are refreshes whenever T grows. `tau_low` .03: between
 evaluations a sixteenth of a 400-step run apart the loss of a small LLaMA falls by 3 % half-way and
 by less than 1 % near the end alone; where evaluations are closer, less is right. `loss_change`

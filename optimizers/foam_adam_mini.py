@@ -39,10 +39,10 @@ from torch.optim.optimizer import ParamsT
 from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec, ParamInfo
 from levelfield.bench.stepper import BuildContext
+from levelfield.optimizers._adam_mini import VALUE_BLOCKS, count_blocks
 from levelfield.optimizers._claims import owners
 from levelfield.optimizers._foam import Foam, block_size, folded_elements, merge, options, split
 from levelfield.optimizers._ops import adam_direction_hf
-from levelfield.optimizers.adam_mini import VALUE_BLOCKS, count_blocks
 
 
 class FoamAdamMini(Foam):

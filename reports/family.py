@@ -350,9 +350,7 @@ def _grid(family: FamilyLike, unit: str) -> Table:
             Column("step_time_ratio", "step time, ×", lambda v: fixed(v, 2)),
             Column("interior", "rate interior", align="left"),
         ],
-        decorate={
-            "member": lambda row: Cell(text=row["member"], href=f"{row['member']}/report.html")
-        },
+        decorate={"member": _link},
     )
 
 

@@ -1,6 +1,7 @@
 """A run, read once: what is ranked, what is not and why. All that a section shows is read off it.
 
-The rules that decide a ranking live here, in `eligible.py` and in `bench.stats`, and nowhere else.
+The rules that decide a ranking live here, in `eligible.py`, and in `bench.samples` and
+`bench.inference`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Method:
 
     @property
     def hparams(self) -> Mapping[str, Any]:
-        """The values of the finals, or of the best trial before there are finals."""
+        """The values of the first study's finals, or of its best trial before there are finals."""
         if self.final:
             return self.final[0].hparams
         return self.best.hparams if self.best else {}
