@@ -184,6 +184,8 @@ class Family:
             return None, f"{worse} is censored: its best point lies at the edge of what was tried"
         if self.samples[better].failed:
             return None, f"{better} has failed studies, which its mean leaves out"
+        if self.samples[better].lost:
+            return None, f"{better} has failed finals, which its mean leaves out"
         return better, f"Holm-adjusted p = {item.p_holm:.3g}"
 
 

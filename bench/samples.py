@@ -65,6 +65,8 @@ class Sample:
     failed: int = 0
     """Studies without a value: no good trial, or no good final. A method that has some is never
     claimed to be better: the mean of the others flatters it."""
+    lost: int = 0
+    """Finals without a loss among the studies that have a value: their mean flatters it too."""
     censored: bool = False
     """Its best point still lay at an edge after the reserve: no claim is made against it."""
 
@@ -76,8 +78,15 @@ def sample(name: str, records: Iterable[TrialRecord], studies: int, censored: bo
         studies: how many the protocol asks for; those without a value count as failed.
         censored: whether a best point is at an edge with the reserve spent.
     """
-    values = {m.study: m.value for m in study_means(records) if m.value is not None}
-    return Sample(name=name, values=values, failed=max(0, studies - len(values)), censored=censored)
+    means = [mean for mean in study_means(records) if mean.value is not None]
+    values = {mean.study: mean.value for mean in means if mean.value is not None}
+    return Sample(
+        name=name,
+        values=values,
+        failed=max(0, studies - len(values)),
+        lost=sum(mean.failed for mean in means),
+        censored=censored,
+    )
 
 
 def study_interval(values: Sequence[float], confidence: float = 0.95) -> Estimate | Missing:

@@ -55,6 +55,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> LossAwareFrugal:
 
 SPEC = OptimizerSpec(
     name="adafrugal",
+    parent="frugal",
     family="memory",
     summary="FRUGAL with a falling state-full share and a period that grows as the loss stalls",
     paper="Bui, Ta, AdaFRUGAL: Adaptive Memory-Efficient Training with Dynamic Control, 2025, "

@@ -56,6 +56,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> Frugal:
 
 SPEC = OptimizerSpec(
     name="adafrugal_rho",
+    parent="frugal",
     family="memory",
     summary="FRUGAL with a state-full share that falls from a quarter to nearly nothing",
     paper="Bui, Ta, AdaFRUGAL: Adaptive Memory-Efficient Training with Dynamic Control, 2025, "

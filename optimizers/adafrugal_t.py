@@ -68,6 +68,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> LossAwareFrugal:
 
 SPEC = OptimizerSpec(
     name="adafrugal_t",
+    parent="frugal",
     family="memory",
     summary="FRUGAL with a period that doubles when the control loss stalls",
     paper="Bui, Ta, AdaFRUGAL: Adaptive Memory-Efficient Training with Dynamic Control, 2025, "

@@ -127,6 +127,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> AdamMini:
 
 SPEC = OptimizerSpec(
     name="adam_mini",
+    parent="adamw_split",
     family="memory",
     summary="AdamW with one second moment for a block: a head, a neuron, a token",
     paper="Zhang et al., Adam-mini: Use Fewer Learning Rates To Gain More, 2024, "

@@ -207,6 +207,7 @@ def holds_projector(hparams: Mapping[str, Any]) -> bool:
 
 SPEC = OptimizerSpec(
     name="apollo",
+    parent="adamw_split",
     family="memory",
     summary="Raw gradient, channels scaled as Adam scales a random projection",
     paper="Zhu et al., APOLLO: SGD-like Memory, AdamW-level Performance, 2024, "

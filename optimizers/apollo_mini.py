@@ -31,6 +31,7 @@ from levelfield.optimizers.apollo import build, holds_projector
 
 SPEC = OptimizerSpec(
     name="apollo_mini",
+    parent="apollo",
     family="memory",
     summary="Raw gradient, each matrix scaled as Adam scales a projection to rank 1",
     paper="Zhu et al., APOLLO: SGD-like Memory, AdamW-level Performance, 2024, "

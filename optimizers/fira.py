@@ -152,6 +152,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> Fira:
 
 SPEC = OptimizerSpec(
     name="fira",
+    parent="galore",
     family="memory",
     summary="GaLore's step plus the rest of the gradient, scaled by channel",
     paper="Chen et al., Fira: Can We Achieve Full-rank Training of LLMs Under Low-rank "

@@ -44,6 +44,7 @@ __all__ = ["SPEC", "build"]
 
 SPEC = OptimizerSpec(
     name="foam",
+    parent="adamw_split",
     family="memory",
     summary="Adam on block means of the gradient, the residual added back stateless",
     paper="Wen et al., FOAM: Blocked State Folding for Memory-Efficient LLM Training, 2025, "

@@ -178,6 +178,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> Foam8bit:
 
 SPEC = OptimizerSpec(
     name="foam_8bit",
+    parent="foam",
     family="memory",
     summary="FOAM with its folded moments in blockwise 8 bits",
     paper="Wen et al., FOAM: Blocked State Folding for Memory-Efficient LLM Training, 2025, "

@@ -133,6 +133,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> FoamAdamMini:
 
 SPEC = OptimizerSpec(
     name="foam_adam_mini",
+    parent="foam",
     family="memory",
     summary="FOAM's folded first moment with Adam-mini's second: one number a row or a head",
     paper="Wen et al., FOAM: Blocked State Folding for Memory-Efficient LLM Training, 2025, "

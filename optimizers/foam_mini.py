@@ -27,6 +27,7 @@ __all__ = ["SPEC", "build"]
 
 SPEC = OptimizerSpec(
     name="foam_mini",
+    parent="foam",
     family="memory",
     summary="FOAM with one fold a row: two numbers a row, the rest of the gradient stateless",
     paper="Wen et al., FOAM: Blocked State Folding for Memory-Efficient LLM Training, 2025, "

@@ -192,6 +192,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> FoamMuon:
 
 SPEC = OptimizerSpec(
     name="foam_muon",
+    parent="muon",
     family="matrix",
     summary="Muon with a momentum folded to a quarter, the residual added before Newton-Schulz",
     paper="Wen et al., FOAM: Blocked State Folding for Memory-Efficient LLM Training, 2025, "

@@ -86,6 +86,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> Frugal:
 
 SPEC = OptimizerSpec(
     name="frugal",
+    parent="adamw_split",
     family="memory",
     summary="AdamW on a rotating quarter of each matrix, signSGD on the rest",
     paper="Zmushko et al., FRUGAL: Memory-Efficient Optimization by Reducing State Overhead for "

@@ -124,6 +124,7 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> GaLore:
 
 SPEC = OptimizerSpec(
     name="galore",
+    parent="adamw_split",
     family="memory",
     summary="Adam in the leading singular subspace of every gradient matrix",
     paper="Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection, "

@@ -40,7 +40,7 @@ def tuning(view: View) -> DataFrame:
 
 def _tuned(method: Method) -> dict[str, Any]:
     best = method.best
-    first = next((record for record in method.tune if record.trial == 0), None)
+    first = next((record for record in method.first_study if record.trial == 0), None)
     none = Missing("no good tuning trial")
     default = first.selection_loss if first and first.status in MEASURED else None
     return {
@@ -185,7 +185,7 @@ def pareto(view: View) -> DataFrame:
         rows.append(
             {
                 "method": clean(method.name),
-                "report_loss_mean_nats": stats.mean(list(method.losses.values())),
+                "report_loss_mean_nats": stats.mean(method.units),
                 "memory_bytes": memory_bytes,
                 "memory_is": label,
                 "dominated_by": Missing("its memory is not known")

@@ -82,11 +82,11 @@ def points(family: FamilyLike) -> list[Point]:
                     member=name,
                     method=method.name,
                     x=x,
-                    losses=tuple(method.losses.values()),
-                    tokens=measure.horizon_tokens(view) or math.nan,
+                    losses=tuple(method.units),
+                    tokens=measure.horizon_tokens(view, method) or math.nan,
                     difference=None if own is None or mean is None else own - mean,
                     ratio=measure.known(measure.step_ratio(method, view.method(view.reference))),
-                    interior=not measure.edges(method),
+                    interior=method.scale not in measure.edges(method),
                 )
             )
     return found
@@ -102,7 +102,7 @@ def _x(axis: str, method: views.Method, view: views.View) -> float | None:
         return measure.known(measure.parameters(method))
     if axis == "batch":
         return float(view.setting("data", "batch"))
-    return measure.horizon_tokens(view)
+    return measure.horizon_tokens(view, method)
 
 
 ROWS = (
@@ -288,7 +288,12 @@ def _headline(family: FamilyLike) -> str:
 
 def _subline(family: FamilyLike) -> str:
     open_ = sorted({p.member for p in points(family) if not p.interior})
-    text = "At these hyper-parameters: one tuning study a member, intervals over its seeds."
+    studies = family.data["protocol"]["budget"].get("studies", 1)
+    text = (
+        "At these hyper-parameters: one tuning study a member, intervals over its seeds."
+        if studies < 2
+        else f"Intervals over {studies} tuning studies a member."
+    )
     return text + (f" A rate is not interior at {', '.join(map(clean, open_))}." if open_ else "")
 
 
@@ -321,8 +326,7 @@ def _block(family: FamilyLike) -> Block:
     parts.append(
         Prose(
             "Every method was tuned again at every member, the bracket until its minimum is "
-            "interior; where it is not, the row says so. Intervals are over final seeds at these "
-            "hyper-parameters."
+            "interior; where it is not, the row says so."
         )
     )
     parts.append(_grid(family, label[1]))

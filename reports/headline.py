@@ -108,8 +108,8 @@ def _behind(rest: list[Method]) -> str:
 def _under_way(view: View) -> str:
     """Before the first final: how far the tuning is, or that it ended without a good trial."""
     done = sum(len(method.tune) for method in view.methods)
-    each = view.setting("budget", "trials")
-    planned = each * len(view.methods) if isinstance(each, int) else done
+    each, studies = view.setting("budget", "trials"), view.setting("budget", "studies", default=1)
+    planned = each * studies * len(view.methods) if isinstance(each, int) else done
     if done >= planned and all(method.best is None for method in view.methods):
         return "No method can be ranked: " + _why_none(view) + "."
     return f"Nothing is ranked yet: {done} of {planned} tuning trials are done."

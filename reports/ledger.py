@@ -6,14 +6,14 @@ Same rules as `tables.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench.spec import ROLES, TrialRecord
 from levelfield.reports.eligible import dig
 from levelfield.reports.frames import frame
 from levelfield.reports.measure import Missing
-from levelfield.reports.text import clean, plural, short
+from levelfield.reports.text import clean, short
 from levelfield.reports.view import Method, View, statuses
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def budget(view: View) -> DataFrame:
 
 def _spent(method: Method) -> dict[str, Any]:
     counts = statuses(method.tune)
-    records = (*method.tune, *method.final, *method.sweep, *method.transfer, *method.timing)
+    records = method.records
     joules = [record.joules for record in records]
     return {
         "method": clean(method.name),
@@ -131,7 +131,7 @@ def failures(view: View) -> DataFrame:
         [
             _line(record, record.reason or "no reason given")
             for method in view.methods
-            for record in (*method.tune, *method.final, *method.timing)
+            for record in method.records
             if record.status != "ok"
         ],
     )
@@ -162,71 +162,29 @@ def unranked(view: View) -> DataFrame:
 
 
 CHECKS = ("check", "result", "detail")
+RESULTS = {"fair": "yes", "unfair": "NO", "warning": "note", "unknown": "not known"}
 
 
 def checks(view: View) -> DataFrame:
-    """Whether the field was level: read off the records, not assumed."""
-    final = [record for method in view.methods for record in method.final]
-    some = [method for method in view.methods if method.final]
-    trained = [r for r in final if r.status in ("ok", "undertrained")]
-    rows = [
-        _same_per_seed("same initial weights for a seed", trained, lambda r: r.weights_sha256),
-        _same_per_seed("same batches, same order, for a seed", trained, lambda r: r.batches_sha256),
-        _same("same tokens in every final", {r.tokens for r in trained}),
-        _same("same steps in every final", {r.steps for r in trained}),
-        _same_trials(view),
-        _same("same final seeds", {tuple(sorted({r.seed for r in m.final})) for m in some}),
-        _same("same parameter count", {r.parameters for r in trained}),
-        _same("same device", {r.device for r in final}),
-        _disjoint(view),
-    ]
-    return frame(CHECKS, rows)
+    """Whether the field was level, as `levelfield audit` derives it again from the records.
 
+    The tuner is not replayed here: that takes the libraries which proposed the points.
+    """
+    from levelfield.bench.audit import audit
+    from levelfield.bench.store import Run
 
-def _verdict(check: str, passed: bool | None, detail: str) -> dict[str, Any]:
-    result = "not recorded" if passed is None else "yes" if passed else "NO"
-    return {"check": check, "result": result, "detail": clean(detail)}
-
-
-def _same(check: str, values: set[Any]) -> dict[str, Any]:
-    if not values or values == {None}:
-        return _verdict(check, None, "no finals to compare")
-    shown = sorted({short(value) for value in values})
-    return _verdict(check, len(values) == 1, ", ".join(shown[:6]) or "none")
-
-
-def _same_trials(view: View) -> dict[str, Any]:
-    name = "same number of tuning trials"
-    planned = view.setting("budget", "trials")
-    short = [m for m in view.methods if isinstance(planned, int) and len(m.tune) < planned]
-    if short and not any(method.final for method in view.methods):
-        return _verdict(name, None, f"tuning is under way: {plural(len(short), 'method')} to go")
-    return _same(name, {len(method.tune) for method in view.methods if method.tune})
-
-
-def _same_per_seed(
-    check: str, records: Iterable[TrialRecord], read: Callable[[TrialRecord], str | None]
-) -> dict[str, Any]:
-    hashes: dict[int, set[str | None]] = {}
-    for record in records:
-        hashes.setdefault(record.seed, set()).add(read(record))
-    if not hashes or any(None in found for found in hashes.values()):
-        return _verdict(check, None, "not every final has the hash")
-    odd = sorted(seed for seed, found in hashes.items() if len(found) > 1)
-    if odd:
-        return _verdict(check, False, f"differs at seed {', '.join(map(str, odd))}")
-    shown = ", ".join(f"{seed}: {str(next(iter(h)))[:8]}" for seed, h in sorted(hashes.items()))
-    return _verdict(check, True, f"{plural(len(hashes), 'seed')} ({shown})")
-
-
-def _disjoint(view: View) -> dict[str, Any]:
-    tuned = {record.seed for method in view.methods for record in method.tune}
-    final = {record.seed for method in view.methods for record in method.final}
-    name = "final seeds were never tuned on"
-    if not tuned or not final:
-        return _verdict(name, None, "no tuning trials or no finals")
-    shared = sorted(tuned & final)
-    return _verdict(name, not shared, f"shared: {shared}" if shared else "no seed in common")
+    run = Run(view.path, view.manifest, view.records)
+    return frame(
+        CHECKS,
+        [
+            {
+                "check": finding.name,
+                "result": RESULTS[finding.outcome],
+                "detail": clean(finding.detail),
+            }
+            for finding in audit(run, replay=False)
+        ],
+    )
 
 
 FACTS = ("key", "value")

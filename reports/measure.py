@@ -194,14 +194,24 @@ def tokens_to_reference(method: Method, view: View) -> Measured:
     return middle
 
 
-def horizon_tokens(view: View) -> float | None:
-    """Training tokens of one trial by the protocol."""
+def horizon_steps(view: View, method: Method | None = None) -> float | None:
+    """Steps of one trial: the method's own where a budget was turned into steps, else the
+    protocol's. Without a method, the reference's."""
+    name = method.name if method is not None else view.reference
+    own = dig(view.manifest, "horizons", name)
+    steps = own if stats.finite(own) else view.setting("budget", "steps")
+    return float(steps) if stats.finite(steps) else None
+
+
+def horizon_tokens(view: View, method: Method | None = None) -> float | None:
+    """Training tokens of one trial."""
     parts = [
-        view.setting("budget", "steps"),
+        horizon_steps(view, method),
         view.setting("data", "batch"),
         view.setting("data", "sequence"),
     ]
-    return math.prod(parts) if all(stats.finite(part) for part in parts) else None
+    numbers = [float(part) for part in parts if part is not None and stats.finite(part)]
+    return math.prod(numbers) if len(numbers) == len(parts) else None
 
 
 # --- stability --------------------------------------------------------------------------------

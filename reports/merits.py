@@ -5,6 +5,7 @@ The statistics are those of `bench.merit`, `bench.robustness` and `bench.frontie
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench import frontier, merit, robustness
@@ -126,8 +127,8 @@ def gains(view: View) -> DataFrame:
         rungs = ladder(method, view)
         if len(rungs) < 2 or method.name in LADDER or method.name == "adamw":
             continue
-        for step in steps(rungs, view):
-            rows.append(_rung(method, step))
+        for (lower, upper), step in zip(itertools.pairwise(rungs), steps(rungs, view), strict=True):
+            rows.append(_rung(method, step, added(upper, lower)))
     return frame(GAINS, rows)
 
 
@@ -150,18 +151,21 @@ def steps(rungs: list[Method], view: View) -> tuple[Comparison, ...]:
     return frontier.gain_ladder(samples)
 
 
-WORDS = {
-    "adamw_split_lr": "a rate of its own for embedding and head",
-    "adamw_split": "its second-moment decay tuned",
-}
+def added(upper: Method, lower: Method) -> str:
+    """What a rung adds, read off the two specs: a tuned dimension, a compression, or the rule."""
+    parent = upper.spec.get("parent")
+    if parent and parent == lower.name:
+        return "its compression"
+    if upper.spec.get("paper") == lower.spec.get("paper"):
+        new = [name for name in upper.spec.get("space") or () if name not in lower.spec["space"]]
+        if new:
+            return f"{', '.join(map(clean, new))} tuned"
+    return "its update rule"
 
 
-def _rung(method: Method, step: Comparison) -> dict[str, Any]:
+def _rung(method: Method, step: Comparison, word: str) -> dict[str, Any]:
     none = Missing(step.reason or "fewer than two studies on a side")
     low_high = step.interval
-    own = step.a == method.name
-    word = WORDS.get(step.a, "its compression" if own and method.spec.get("parent") else
-                     "its update rule")  # fmt: skip
     return {
         "method": clean(method.name),
         "rung": clean(step.a),

@@ -14,9 +14,9 @@ from levelfield.reports import view as views
 from levelfield.reports.blocks import Block, Bullets, Code, Figure, Prose, Table
 from levelfield.reports.eligible import dig
 from levelfield.reports.headline import headline, subline
-from levelfield.reports.measure import horizon_tokens, known, parameters
+from levelfield.reports.measure import horizon_steps, horizon_tokens, known, parameters
 from levelfield.reports.svg import palette_css, standalone
-from levelfield.reports.text import big, clean, plural
+from levelfield.reports.text import big, clean, plural, short
 
 HERE = Path(__file__).parent
 KINDS = {Prose: "prose", Bullets: "bullets", Code: "code", Table: "table", Figure: "figure"}
@@ -135,7 +135,7 @@ def facts(view: views.View) -> list[tuple[str, str]]:
         ("final seeds a study", view.manifest.get("final_seeds")),
         ("parameters", big(max(sizes)) if sizes else None),
         ("tokens a trial", big(tokens) if tokens else None),
-        ("steps", view.setting("budget", "steps")),
+        ("steps", short(horizon_steps(view))),
         ("precision", view.setting("precision")),
         ("device", dig(view.manifest, "environment", "device")),
     ]

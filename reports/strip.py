@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from levelfield.bench import stats
 from levelfield.reports.svg import look
 from levelfield.reports.text import fixed, plural
 from levelfield.reports.view import Method, View
@@ -47,7 +46,7 @@ def strip(method: Method, view: View, on: Scale) -> str:
     if reference is not None and reference.median is not None and math.isfinite(reference.median):
         x = on.x(reference.median)
         parts.append(f'<line class="ref" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>')
-    interval = stats.t_interval(list(method.losses.values()))
+    interval = method.interval
     if interval and interval[0] <= on.high:
         left, right = on.x(interval[0]), on.x(interval[1])
         parts.append(

@@ -118,8 +118,11 @@ def failures_text(method: Method) -> str:
     """2 diverged, 1 oom of 8 trials; 1 diverged of 5 finals."""
     parts = []
     for records, noun in (
+        (method.calibrate, "calibrations"),
         (method.tune, "trials"),
         (method.final, "finals"),
+        (method.transfer, "transfers"),
+        (method.sweep, "sweep trials"),
         (method.timing, "timings"),
     ):
         bad = {status: n for status, n in sorted(statuses(records).items()) if status != "ok"}
@@ -275,13 +278,13 @@ TARGET = (
 def tokens_to_reference(view: View) -> DataFrame:
     """Tokens and steps to the reference's final loss, median over the finals."""
     target = measure.target_loss(view)
-    horizon = measure.horizon_tokens(view)
     per_step = (view.setting("data", "batch") or 0) * (view.setting("data", "sequence") or 0)
     rows = []
     for method in view.methods:
         tokens = measure.tokens_to_reference(method, view)
         lost = tokens if isinstance(tokens, Missing) else Missing("the protocol is not known")
         number = measure.known(tokens)
+        horizon = measure.horizon_tokens(view, method)
         rows.append(
             {
                 "method": clean(method.name),

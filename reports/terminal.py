@@ -19,7 +19,7 @@ def summary(run: views.RunLike) -> list[str]:
     for row in frame.to_dict("records"):
         lines.append(
             f"{_cell(row.get('place'), '.0f'):>5}  {row['method']!s:<20}"
-            f"{_cell(row.get('report_loss_median_nats'), '.4f'):>9}"
+            f"{_cell(row.get('report_loss_mean_nats'), '.4f'):>9}"
             f"{_cell(_half(row), '.4f'):>9}"
             f"{_cell(row.get('step_time_ratio'), '.2f', 'x'):>8}"
             f"{_cell(_kib(row.get('state_bytes')), '.1f'):>11}"

@@ -55,11 +55,19 @@ class Method:
     timing: tuple[TrialRecord, ...]
     sweep: tuple[TrialRecord, ...] = ()
     transfer: tuple[TrialRecord, ...] = ()
+    calibrate: tuple[TrialRecord, ...] = ()
     censored: Mapping[str, str] = field(default_factory=dict)
-    """Dimension -> side of the range that the first censored study's best point lies at."""
+    """The scale -> side, where most studies end at an edge of it with the reserve spent. Other
+    dimensions, and single studies, lie in an outer tenth by chance alone too often."""
     unranked: str | None = None
     """Why it has no place, or None."""
     rank: int | None = None
+
+    @property
+    def records(self) -> tuple[TrialRecord, ...]:
+        """All of them, whatever the phase."""
+        parts = (self.calibrate, self.tune, self.final, self.transfer, self.sweep, self.timing)
+        return tuple(record for part in parts for record in part)
 
     @property
     def good(self) -> tuple[TrialRecord, ...]:
@@ -133,6 +141,8 @@ class View:
     methods: tuple[Method, ...]
     """Sorted by median report loss; those without one last."""
     excluded: tuple[Excluded, ...]
+    records: tuple[TrialRecord, ...]
+    """Every record of the run, excluded ones too."""
     notes: tuple[str, ...]
     family: inference.Family
     """Every comparison of rankable methods, and what may be said of it."""
@@ -214,6 +224,7 @@ def build(run: RunLike) -> View:
         manifest=manifest,
         methods=tuple(sorted(placed, key=_order)),
         excluded=tuple(excluded),
+        records=run.records,
         notes=tuple(clean(note) for note in notes),
         family=compared,
         ranked=ranked,
@@ -291,6 +302,7 @@ def _method(
         timing=tuple(r for r in mine if r.phase == "timing"),
         sweep=tuple(r for r in mine if r.phase == "sweep"),
         transfer=tuple(r for r in mine if r.phase == "transfer"),
+        calibrate=tuple(r for r in mine if r.phase == "calibrate"),
         censored=_censored(name, manifest),
     )
 
@@ -299,10 +311,15 @@ def _censored(name: str, manifest: Mapping[str, Any]) -> Mapping[str, str]:
     """Edges that the reserve did not clear, of the first study that has any."""
     if not dig(manifest, "protocol", "tuner", "reserve", default=0):
         return {}  # without a reserve nothing was tried beyond: edges are shown, not judged
-    for key, facts in (manifest.get("studies") or {}).items():
-        if key.rpartition("#")[0] == name and facts.get("edges"):
-            return dict(facts["edges"])
-    return {}
+    found = [
+        facts.get("edges") or {}
+        for key, facts in (manifest.get("studies") or {}).items()
+        if key.rpartition("#")[0] == name
+    ]
+    named = (entry for entry in manifest.get("methods") or () if entry.get("name") == name)
+    scale = str(dig(next(named, {}), "spec", "scale", default="lr"))
+    stuck = [edges[scale] for edges in found if scale in edges]
+    return {scale: stuck[0]} if 2 * len(stuck) > len(found) else {}
 
 
 def _order(method: Method) -> tuple[float, int]:

@@ -269,16 +269,34 @@ def test_unequal_tuning_is_not_ranked(tmp_path: Path) -> None:
     assert muon.unranked == "tuned with 7 trials where another method had 8"
 
 
-def test_checks_of_fairness_see_what_differs(tmp_path: Path) -> None:
+def test_the_page_shows_what_the_audit_finds(tmp_path: Path) -> None:
+    def result(run: Run) -> str:
+        frame = ledger.checks(view.build(run))
+        return str(frame[frame["check"] == "weights"]["result"].iloc[0])
+
     run = fake.run(tmp_path, {name: fake.FAKES[name] for name in ("adamw", "muon")})
-    assert set(ledger.checks(view.build(run))["result"]) == {"yes"}
     odd = [
         replace(r, weights_sha256="0" * 64) if (r.phase, r.optimizer) == ("final", "muon") else r
         for r in run.records
     ]
-    seen = view.build(replace(run, records=tuple(odd)))
-    assert list(ledger.checks(seen)["result"][:2]) == ["NO", "yes"]
-    assert any("same initial weights" in alert for alert in page.alerts(seen))
+    changed = replace(run, records=tuple(odd))
+    assert result(run) != "NO"
+    assert result(changed) == "NO"
+    assert any("fairness fails: weights" in alert for alert in page.alerts(view.build(changed)))
+
+
+def test_a_method_with_failed_finals_is_not_claimed_better(tmp_path: Path) -> None:
+    records = [
+        replace(record, study=study, trial=100 * study + number, seed=100 * study + number)
+        for study in range(3)
+        for number, record in enumerate(
+            fake.losses("lion", [1.0 + 0.01 * study, None, None], f"{1:064x}")
+        )
+    ]
+    run = finals_only({"adamw": [2.0, 2.01, 2.02], "lion": []}, tmp_path)
+    seen = view.build(replace(run, records=run.records + tuple(records)))
+    assert [method.rank for method in seen.contenders] == [1, 1]
+    assert "failed finals" in tables.pairs(seen)["because"][0]
 
 
 def test_floor_of_the_data(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ def render(view: View) -> Block:
     best = [name for name, others in measure.dominated_by(view).items() if not others]
     words = (
         f"Mean report loss with its 95 % t interval against memory ({label}). Filled and bold: the "
-        "Pareto set. A method is out of it only if another one needs no more memory and its "
-        "interval lies wholly below. Triangle: above the frame."
+        "Pareto set over loss, memory and, where timed, seconds a step. A method is out of it only "
+        "if another one is shown to be no worse on any of them and better on one. Triangle: above "
+        "the frame."
     )
     if best:
         words += f" Pareto set: {listed(map(clean, best))}."
@@ -98,7 +99,7 @@ def _memory(view: View) -> Part:
 def _pareto(view: View) -> Part:
     return grid(
         "pareto",
-        "Pareto set of loss and memory",
+        "Pareto set of loss, memory and seconds",
         facts.pareto(view),
         [
             Column("method", "method", align="left"),

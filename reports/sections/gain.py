@@ -12,7 +12,8 @@ READING = (
     "From AdamW with one rate, to a rate of its own for embedding and head, to a tuned second-"
     "moment decay, to the method's update rule, to its compression: each rung against the one "
     "below, over tuning studies, Holm over the rungs of a ladder. The rungs below a method are "
-    "adamw_lr, adamw_split_lr and adamw_split; those that did not run are skipped."
+    "adamw_lr (adamw, which tunes its decay rate too, where that did not run), adamw_split_lr and "
+    "adamw_split; those that did not run are skipped and their gains fall to the next rung."
 )
 
 

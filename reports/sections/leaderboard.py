@@ -126,7 +126,7 @@ def _table(view: View) -> Table:
         return Cell(text=significant(row["state_bytes"] / 2**exponent, 3), sub=per)
 
     def tokens(row: Mapping[str, Any]) -> Cell | None:
-        horizon = measure.horizon_tokens(view)
+        horizon = measure.horizon_tokens(view, methods[row["method"]])
         if row["tokens_to_reference"] is None or not horizon:
             return None
         share = fixed(100 * row["tokens_to_reference"] / horizon, 0)

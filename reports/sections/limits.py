@@ -24,25 +24,32 @@ def render(view: View) -> Block:
 
 def _sentences(view: View) -> list[str]:
     sizes = [s for m in view.methods if (s := measure.known(measure.parameters(m))) is not None]
-    tokens, steps = measure.horizon_tokens(view), view.setting("budget", "steps")
+    tokens, steps = measure.horizon_tokens(view), measure.horizon_steps(view)
     said = [] if view.ranked else [f"This protocol ranks nothing: {START}."]
     if sizes and tokens:
         said.append(_scale(max(sizes), tokens))
         said.append(_overhead(max(sizes)))
-    if isinstance(steps, int):
+    if steps is not None:
         said.append(
-            f"{steps} steps: an average with beta 0.999 remembers 1000 of them, so slow averages, "
-            "rare refreshes and late decay are " + ("hardly" if steps < 3000 else "partly")
+            f"{short(steps)} steps: an average with beta 0.999 remembers 1000 of them, so slow "
+            "averages, rare refreshes and late decay are "
+            + ("hardly" if steps < 3000 else "partly")
             + " put to the test. The order can change with a longer horizon."
         )  # fmt: skip
     train = dig(view.manifest, "data", "tokens", "train")
     if tokens and stats.finite(train) and train > 0:
         said.append(_epochs(tokens / train))
-    seeds = view.setting("budget", "seeds")
+    seeds, studies = view.manifest.get("final_seeds"), view.setting("budget", "studies", default=1)
     said.append(
-        f"{short(seeds) if seeds else 'The'} final seeds show the luck of initial weights and of "
-        "batch order. They say nothing about the luck of the tuning: another sequence of trials "
-        "could end at other hyper-parameters, for every method."
+        f"{short(seeds) if seeds else 'The'} final seeds a study show the luck of initial weights "
+        "and of batch order. "
+        + (
+            "They say nothing about the luck of the tuning: another sequence of trials could end "
+            "at other hyper-parameters, for every method."
+            if studies < 2
+            else f"{studies} tuning studies a method show the luck of the tuning as well, as far "
+            "as so few can."
+        )
     )
     said.append(
         "One data set, one architecture, one batch size, one schedule shape. A method that gains "
@@ -72,9 +79,8 @@ def _scale(parameters: float, tokens: float) -> str:
 def _overhead(parameters: float) -> str:
     if parameters < 50e6:
         return (
-            "At this size a step's time is mostly launching small operations, and activations fill "
-            "most of the memory: ratios of step time and peak do not carry over to large models. "
-            "Bytes of state a parameter do."
+            "At this size ratios of step time and of peak memory do not carry over to large "
+            "models; bytes of state a parameter do."
         )
     return "Step time and peak hold for this device, batch and sequence length."
 

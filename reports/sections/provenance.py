@@ -38,13 +38,12 @@ def _commands(view: View) -> str:
     lines = ["# the same versions"]
     pinned = [
         f"{name}=={clean(value)}"
-        for name, value in (("levelfield", version), ("torch", torch))
+        for name, value in (("levelfield", version), ("torch", str(torch or "").partition("+")[0]))
         if value and "unknown" not in str(value)
     ]
-    lines.append(shlex.join(["pip", "install", *pinned]) if pinned else "# versions not recorded")
+    lines.append("# " + (" ".join(pinned) or "versions not recorded"))
     lines += ["# the same run", shlex.join(command) if command else "# command not recorded"]
-    run = clean(manifest.get("run_id") or view.path.name)
-    lines += ["# this page, again", shlex.join(["levelfield", "report", f"runs/{run}"])]
+    lines += ["# this page, again", shlex.join(["levelfield", "report", clean(view.path)])]
     return "\n".join(lines)
 
 

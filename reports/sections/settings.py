@@ -71,7 +71,7 @@ def _settings(view: View) -> Part:
 def _values(view: View) -> Part:
     return grid(
         "hyperparameters",
-        "Every hyper-parameter used in the finals",
+        "Every hyper-parameter used in the finals of the first study",
         facts.hyperparameters(view),
         [
             Column("method", "method", align="left"),

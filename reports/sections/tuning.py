@@ -15,10 +15,11 @@ def render(view: View) -> Block | None:
         return None
     parts: list[Part] = []
     words = (
-        "Every tuning trial, one panel a method: loss on the selection slice against the bracketed "
-        "dimension, all on the same loss scale and the same number of decades. Hollow: the paper's "
-        "defaults. Ringed: the best, used for the finals. Triangle: above the frame. Cross: no "
-        "usable loss. The other tuned dimensions move too, so dots need not lie on one curve."
+        "Every tuning trial of every study, one panel a method: loss on the selection slice "
+        "against the bracketed dimension, all on one loss scale and the same number of decades. "
+        "Hollow: the paper's defaults. Ringed: the best of the first study. Triangle: above the "
+        "frame. Cross: no usable loss. The other tuned dimensions move too, so dots need not lie "
+        "on one curve."
     )
     title = "Loss against the learning rate (or what plays its part)"
     parts += drawing(figures.loss_scale, view, "loss_scale", title, words, wide=True)
