@@ -140,17 +140,18 @@ def _list_runs(out: Path) -> Result:
     from levelfield.bench.store import read_manifest, read_records
 
     rows: list[dict[str, Any]] = []
-    for folder in sorted(out.glob("*/manifest.json")):
+    manifests = [*out.glob("*/manifest.json"), *out.glob("*/*/manifest.json")]
+    for folder in sorted(manifests):
         try:
             manifest = read_manifest(folder.parent)
             records, _ = read_records(folder.parent / "records.jsonl")
         except BenchError as error:
-            rows.append({"name": folder.parent.name, "error": str(error)})
+            rows.append({"name": str(folder.parent.relative_to(out)), "error": str(error)})
             continue
         methods = [item["name"] for item in manifest["methods"]]
         rows.append(
             {
-                "name": folder.parent.name,
+                "name": str(folder.parent.relative_to(out)),
                 "protocol": manifest["protocol"]["name"],
                 "methods": methods,
                 "records": len(records),
@@ -230,7 +231,10 @@ def run(
             _only(given, (), "--resume", into is not None)
             with watcher:
                 if family.is_family(resume):
-                    return _family_finished(family.resume_family(resume, watcher=watcher))
+                    again = family.resume_family(
+                        resume, rerun_stale=rerun_stale, slots=slots, watcher=watcher
+                    )
+                    return _family_finished(again)
                 done = api.resume(resume, rerun_stale=rerun_stale, slots=slots, watcher=watcher)
         elif into is not None:
             _only(given, ("-o", "--seeds"), "--into", rerun_stale)
@@ -329,10 +333,18 @@ def report(
     """Write a run's page, tables and figures again from its records."""
 
     def work() -> Result:
+        from levelfield.bench import family
         from levelfield.bench.store import load_run
+        from levelfield.reports import family as family_page
         from levelfield.reports import page
 
-        written = page.write(load_run(path))
+        if family.is_family(path):
+            found = family.load_family(path)
+            for _, run in found.runs:
+                page.write(run)
+            written = family_page.write(found)
+        else:
+            written = page.write(load_run(path))
         return Result({"page": str(written)}, [f"page: {written}"])
 
     emit("report", as_json, work)
@@ -445,6 +457,12 @@ def plan(
         from levelfield.bench import plan as planner
 
         wanted, methods, _ = api.resolve(protocol, optimizer or (), settings or ())
+        if wanted.variants:
+            names = ", ".join(variant.name for variant in wanted.variants)
+            raise BenchError(
+                f"{wanted.name} is a family of {len(wanted.variants)}: {names}",
+                "plan one member by its settings, as `levelfield show` lists them, with --set",
+            )
         # A device that is not here can be planned for if its speed is given.
         count = slots or 1
         if tflops is not None:

@@ -108,10 +108,10 @@ def freeze(case: Case) -> Iterator[Finding]:
         unfair = ["finals ran and nothing was frozen before them"] if done else []
         yield from ruled("freeze", "no final has run", unfair)
         return
-    kept = {key: value for key, value in frozen.items() if key not in ("sha256", "utc")}
+    kept = {key: value for key, value in frozen.items() if key not in ("sha256", "utc", "earlier")}
     if sha256(kept) != frozen["sha256"]:
         unfair.append(f"its content does not hash to {frozen['sha256'][:16]}")
-    for name in ("reference", "targets", "alpha", "margin_nats"):
+    for name in ("reference", "claims", "targets", "alpha", "margin_nats"):
         now = to_plain(getattr(case.protocol, name))
         if frozen[name] != now:
             unfair.append(f"{name} was frozen as {frozen[name]}, the protocol says {now}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from levelfield.bench.audit_case import WHOLE, Case, Finding, label, ruled
-from levelfield.bench.digest import protocol_digest, to_plain
+from levelfield.bench.digest import protocol_digest, sha256, to_plain
 from levelfield.bench.spec import ENGINE_VERSION, SCHEMA
 from levelfield.bench.store import RECORDS, chain_breaks
 
@@ -45,7 +45,17 @@ def chain(case: Case) -> Iterator[Finding]:
         return
     # A torn last line is no record; it is told as such.
     unfair = [text for text in chain_breaks(path) if not text.startswith(f"line {count + 1} ")]
-    fair = f"{count} lines follow from each other; the last one has none to vouch for it"
+    sealed = case.manifest.get("sealed") or {}
+    lines = path.read_bytes().splitlines(keepends=True)
+    vouched = sealed.get("records")
+    if isinstance(vouched, int) and 0 < vouched <= len(lines):
+        if sha256(lines[vouched - 1]) != sealed.get("tail_sha256"):
+            unfair.append(f"line {vouched} is not the one that the run ended with")
+    elif vouched:
+        unfair.append(f"{len(lines)} lines where the run ended with {vouched}")
+    fair = f"{count} lines follow from each other"
+    if vouched != len(lines):
+        fair += "; the last one has none to vouch for it"
     yield from ruled("chain", fair, unfair)
 
 

@@ -217,7 +217,11 @@ class Campaign:
         old = self.writer.manifest.get("freeze")
         if old is None or old["sha256"] != digest:
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.writer.update_manifest(freeze={**frozen, "sha256": digest, "utc": now})
+            # A run that was added to keeps what its earlier finals were judged by.
+            earlier = [] if old is None else [*(old.get("earlier") or []), _freeze_mark(old)]
+            self.writer.update_manifest(
+                freeze={**frozen, "sha256": digest, "utc": now, "earlier": earlier}
+            )
         self.watcher.note(f"frozen before the finals: sha256 {digest[:16]}")
 
     def _finals(self, best: Best) -> None:
@@ -329,6 +333,10 @@ class Campaign:
             f"the record of {request.key} has other hyper-parameters than this run asks for",
             "the records or the manifest were changed by hand, or a library that proposes points",
         )
+
+
+def _freeze_mark(freeze: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sha256": freeze["sha256"], "utc": freeze["utc"]}
 
 
 def _study_facts(studies: Mapping[tuple[str, int], TuningStudy]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def source_digest(path: Path, libraries: Iterable[str] = ()) -> str:
         if str(current) in parts:
             continue
         tree = ast.parse(current.read_text(encoding="utf-8"))
-        parts[str(current)] = ast.dump(_without_docstrings(tree))
+        parts[str(current)] = _shape(_without_docstrings(tree))
         pending.extend(_sibling_modules(tree))
     versions = {}
     for name in sorted(libraries):
@@ -156,6 +156,21 @@ def source_digest(path: Path, libraries: Iterable[str] = ()) -> str:
                 "`implementation` is `own`, or begins with a distribution's name",
             ) from None
     return sha256({"code": sorted(parts.values()), "versions": versions})
+
+
+def _shape(node: Any) -> Any:
+    """A syntax tree as plain text; fields that are empty are left out, since Python's versions
+    differ in which of those there are."""
+    if isinstance(node, ast.AST):
+        fields = {
+            name: _shape(value)
+            for name, value in ast.iter_fields(node)
+            if value not in (None, []) and name not in ("ctx", "kind", "type_comment")
+        }
+        return f"{type(node).__name__}({fields})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_shape, node))}]"
+    return repr(node)
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

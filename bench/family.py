@@ -108,7 +108,13 @@ def run_family(
     return _finish(path, protocol, methods, watcher)
 
 
-def resume_family(path: Path, *, watcher: Watcher | None = None) -> Family:
+def resume_family(
+    path: Path,
+    *,
+    rerun_stale: bool = False,
+    slots: int | None = None,
+    watcher: Watcher | None = None,
+) -> Family:
     """Finish exactly what a family lacks.
 
     Raises:
@@ -116,7 +122,8 @@ def resume_family(path: Path, *, watcher: Watcher | None = None) -> Family:
     """
     data = _read(path)
     protocol = study.manifest_protocol(data)
-    return _finish(path, protocol, study.load_methods(data["methods"]), watcher)
+    methods = study.load_methods(data["methods"])
+    return _finish(path, protocol, methods, watcher, rerun_stale=rerun_stale, slots=slots)
 
 
 def is_family(path: Path) -> bool:
@@ -146,15 +153,22 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _finish(
-    path: Path, protocol: Protocol, methods: Sequence[study.Method], watcher: Watcher | None
+    path: Path,
+    protocol: Protocol,
+    methods: Sequence[study.Method],
+    watcher: Watcher | None,
+    *,
+    rerun_stale: bool = False,
+    slots: int | None = None,
 ) -> Family:
     data = _read(path)
-    devices, slots = api.places(data["device"], data["slots"], protocol.threads)
+    wanted = data["slots"] if slots is None else slots
+    devices, slots = api.places(data["device"], wanted, protocol.threads)
     for name, part in members(protocol):
         if watcher is not None:
             watcher.note(f"{protocol.name}: {name}")
         if (path / name / MANIFEST).is_file():
-            api.resume(path / name, slots=slots, watcher=watcher)
+            api.resume(path / name, rerun_stale=rerun_stale, slots=slots, watcher=watcher)
             continue
         writer = study.new_run(
             part,

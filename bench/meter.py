@@ -26,6 +26,9 @@ class Meter(Protocol):
     def now_s(self) -> float:
         """Seconds on a monotonic clock, after the device has finished its work."""
 
+    def joules(self) -> float | None:
+        """Energy that the device has used since the meter was made; None if it does not count."""
+
     def peaks(self) -> dict[str, int | None]:
         """Peaks that the device itself reports: `reserved`, `rss`, `nvml`; None if it has none."""
 
@@ -42,6 +45,9 @@ class HostMeter:
     def now_s(self) -> float:
         return time.perf_counter()
 
+    def joules(self) -> float | None:
+        return None
+
     def peaks(self) -> dict[str, int | None]:
         return {"reserved": None, "nvml": None, "rss": _peak_rss() - self._baseline}
 
@@ -49,6 +55,7 @@ class HostMeter:
         return {
             "peak_bytes.reserved": "a CPU has no caching allocator",
             "peak_bytes.nvml": "no NVIDIA device",
+            "joules": "no NVIDIA device",
         }
 
 
@@ -58,15 +65,22 @@ class CudaMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._nvml = nvml.Reading(None, "not read yet")
+        self._uuid = str(torch.cuda.get_device_properties(device).uuid)
+        self._energy = nvml.energy_mj(self._uuid)
         torch.cuda.reset_peak_memory_stats(device)
 
     def now_s(self) -> float:
         torch.cuda.synchronize(self._device)  # the only wait: at the edges of a timed stretch
         return time.perf_counter()
 
+    def joules(self) -> float | None:
+        now = nvml.energy_mj(self._uuid)
+        if now.value is None or self._energy.value is None:
+            return None
+        return (now.value - self._energy.value) / 1000
+
     def peaks(self) -> dict[str, int | None]:
-        uuid = str(torch.cuda.get_device_properties(self._device).uuid)
-        self._nvml = nvml.process_bytes(uuid)
+        self._nvml = nvml.process_bytes(self._uuid)
         return {
             "allocated": torch.cuda.max_memory_allocated(self._device),
             "reserved": torch.cuda.max_memory_reserved(self._device),
@@ -78,6 +92,8 @@ class CudaMeter:
         missing = {"peak_bytes.rss": "host memory says little on a CUDA device"}
         if self._nvml.reason is not None:
             missing["peak_bytes.nvml"] = self._nvml.reason
+        if self._energy.reason is not None:
+            missing["joules"] = self._energy.reason
         return missing
 
 
@@ -89,6 +105,9 @@ class FakeMeter:
 
     def now_s(self) -> float:
         return next(self._times)
+
+    def joules(self) -> float | None:
+        return None
 
     def peaks(self) -> dict[str, int | None]:
         return dict(self._peaks)

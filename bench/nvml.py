@@ -44,9 +44,29 @@ def process_bytes(uuid: str, library: Any = None) -> Reading:
             nvml.nvmlShutdown()
 
 
-def _read(nvml: Any, uuid: str) -> Reading:
+def energy_mj(uuid: str, library: Any = None) -> Reading:
+    """Millijoules that the device has used since its driver was loaded, whoever used them."""
+    try:
+        nvml = library if library is not None else _load()
+        nvml.nvmlInit()
+    except Exception as error:
+        return Reading(None, f"NVML is not there: {_word(error)}")
+    try:
+        return Reading(int(nvml.nvmlDeviceGetTotalEnergyConsumption(_handle(nvml, uuid))))
+    except Exception as error:
+        return Reading(None, f"NVML does not tell: {_word(error)}")
+    finally:
+        with contextlib.suppress(Exception):
+            nvml.nvmlShutdown()
+
+
+def _handle(nvml: Any, uuid: str) -> Any:
     wanted = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    handle = nvml.nvmlDeviceGetHandleByUUID(wanted)
+    return nvml.nvmlDeviceGetHandleByUUID(wanted)
+
+
+def _read(nvml: Any, uuid: str) -> Reading:
+    handle = _handle(nvml, uuid)
     for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
         if process.pid == os.getpid():
             if process.usedGpuMemory is None:

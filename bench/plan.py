@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from levelfield.bench import horizons
 from levelfield.bench.schedules import check_schedule
 from levelfield.bench.spec import BenchError, Protocol
 from levelfield.bench.study import Method, check_budget, final_seed, tune_seed
@@ -121,10 +122,15 @@ def _estimate(
     device: str,
     tflops: float | None,
 ) -> Estimate:
+    from levelfield.bench.train import UNTIMED_STEPS
+
     budget, timing = protocol.budget, protocol.timing
     trials = budget.studies * (budget.trials + final_seeds) + budget.sweep * budget.sweep_seeds
-    trained = trials * budget.steps
-    steps = trained + timing.windows * (timing.steps + 5)
+    horizon = budget.steps
+    if budget.unit in ("tokens", "passes"):
+        horizon = horizons.steps(protocol, method.spec, [])
+    trained = trials * horizon
+    steps = trained + timing.windows * (timing.steps + UNTIMED_STEPS)
     # 6 operations a parameter and token: 2 forward, 4 backward (Kaplan et al. 2020), a pass.
     flops_a_step = 6.0 * parameters * protocol.tokens_per_step * method.spec.passes
     step_s: float | None

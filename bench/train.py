@@ -7,6 +7,7 @@ step by step, a `StepBatch`.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -286,7 +287,7 @@ class Trial:
 
     def _timing(self) -> None:
         """One window of steps after the untimed ones; no evaluation, no accounting."""
-        window = self.protocol.timing.steps
+        window = self._window()
         for _ in range(min(UNTIMED_STEPS, self.protocol.budget.steps)):
             self.one_step()
         start = self.meter.now_s()
@@ -302,6 +303,16 @@ class Trial:
             self.wall_s["step"] = None
             self.missing["wall_s.step"] = f"the first {UNTIMED_STEPS} steps are not timed"
         self._check_loss_quietly()
+
+    def _window(self) -> int:
+        """Steps of a timing window: a whole number of the method's periods, so that what happens
+        once a period is in it exactly as often as in a run."""
+        least, total = self.protocol.timing.steps, self.protocol.budget.steps
+        switches = self.spec.switches(self.request.hparams, total)
+        if len(switches) < 2:
+            return least
+        period = max(later - sooner for sooner, later in itertools.pairwise(switches))
+        return min(period * math.ceil(least / period), max(least, total - UNTIMED_STEPS))
 
     def _check_loss_quietly(self) -> None:
         loss = float(self.losses[self.step - 1])
@@ -325,10 +336,12 @@ class Trial:
         missing = dict(self.missing)
         losses = _floats(getattr(self, "losses", None), steps)
         norms = [norm for norm in _floats(getattr(self, "norms", None), steps) if norm is not None]
+        joules: float | None = None
         meter = getattr(self, "meter", None)
         if meter is not None:
             self.peaks = {**self.peaks, **meter.peaks()}
             missing |= meter.reasons()
+            joules = meter.joules()
         step_s = self.wall_s["step"] or 0.0
         timed = self.timed_steps * self.protocol.tokens_per_step
         finished = status in ("ok", "undertrained", "diverged")
@@ -368,6 +381,7 @@ class Trial:
             max_grad_norm=max(norms) if norms else None,
             weights_sha256=self.facts.get("weights_sha256"),
             batches_sha256=order.sha256 if order is not None else None,
+            joules=joules,
             refreshes=self.refreshes,
             series=self.series,
             missing=missing,

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec
+from levelfield.optimizers._apollo import build, holds_projector
 from levelfield.optimizers._projection import claim, refresh_steps
-from levelfield.optimizers.apollo import build, holds_projector
 
 SPEC = OptimizerSpec(
     name="apollo_mini",

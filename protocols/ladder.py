@@ -4,7 +4,7 @@ from levelfield.bench.spec import Budget, Data, Model, Protocol, Tuner, Variant
 
 PROTOCOL = Protocol(
     name="ladder",
-    summary="LLaMA from 12 to 130 thousand parameters, six bytes a parameter, tuned at each size",
+    summary="LLaMA from 14 to 130 thousand parameters, six bytes a parameter, tuned at each size",
     note="Five small sizes show how a gain changes with size on this machine; what they say about "
     "a billion parameters is an extrapolation over four orders of magnitude.",
     axis="parameters",

@@ -13,8 +13,8 @@ import torch
 from levelfield.bench.spec import OptimizerSpec
 from levelfield.bench.stepper import Parameter
 from levelfield.optimizers import apollo, apollo_mini
+from levelfield.optimizers._apollo import Apollo, projector_seed
 from levelfield.optimizers._projection import limit_growth_, random_projector
-from levelfield.optimizers.apollo import Apollo, projector_seed
 from levelfield.tests.optimizer_cases import (
     Array,
     context,

@@ -18,6 +18,7 @@ from levelfield.bench.audit import RULES, Finding, audit, is_fair
 from levelfield.bench.spec import Budget, TrialRecord, Tuner
 from levelfield.bench.store import MANIFEST, RECORDS, RUNNING, Run, RunWriter, load_run
 from levelfield.cli import app
+from levelfield.reports import ledger, page, view
 from levelfield.tests import small
 
 Records = list[TrialRecord]
@@ -409,3 +410,17 @@ def test_misuse_is_one_line(run: Run, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["audit", str(path)])
         assert done.exit_code == 2
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_page_shows_what_the_audit_finds(run: Run) -> None:
+    fair = ledger.checks(view.build(run))
+    assert "NO" not in set(fair["result"])
+    assert [alert for alert in page.alerts(view.build(run)) if "fairness" in alert] == []
+    odd = tuple(
+        replace(r, weights_sha256="0" * 64) if (r.phase, r.optimizer) == ("final", "lion") else r
+        for r in run.records
+    )
+    seen = view.build(replace(run, records=odd))
+    found = ledger.checks(seen)
+    assert "weights" in set(found[found["result"] == "NO"]["check"])
+    assert any("fairness fails: weights" in alert for alert in page.alerts(seen))

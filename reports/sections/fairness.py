@@ -53,9 +53,12 @@ def _frozen(view: View) -> str:
     freeze = view.manifest.get("freeze") or {}
     if not freeze.get("sha256"):
         return ""
+    marks = [*(freeze.get("earlier") or []), freeze]
+    shown = "; ".join(f"{clean(m['utc'])}, sha256 {clean(m['sha256'])[:16]}" for m in marks)
+    again = ", again each time that the run was added to" if len(marks) > 1 else ""
     return (
-        f" Spaces, best points, targets and margins were frozen at {clean(freeze.get('utc'))}, "
-        f"before the finals: sha256 {clean(freeze['sha256'])[:16]}."
+        " Spaces, best points, targets and margins were frozen before the finals that they judge"
+        f"{again}: {shown}."
     )
 
 

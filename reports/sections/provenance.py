@@ -43,7 +43,10 @@ def _commands(view: View) -> str:
     ]
     lines.append("# " + (" ".join(pinned) or "versions not recorded"))
     lines += ["# the same run", shlex.join(command) if command else "# command not recorded"]
-    lines += ["# this page, again", shlex.join(["levelfield", "report", clean(view.path)])]
+    lines += [
+        "# this page, again, in the folder that holds the run's",
+        shlex.join(["levelfield", "report", clean(manifest.get("run_id") or view.path.name)]),
+    ]
     return "\n".join(lines)
 
 
