@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,8 @@ class LocalExecutor:
         try:
             if self._context.get_start_method() == "forkserver":
                 _start_server()
-            process.start()
+            with _deaf():
+                process.start()
         finally:
             for key, value in saved.items():
                 if value is None:
@@ -168,16 +169,23 @@ class LocalExecutor:
             self._release(run, kill=True)
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Hold back Ctrl-C: in the middle of a start it would leave the fork server with half a
+    request, or end it with a traceback while it loads. It is delivered afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_server() -> None:
-    """Start the fork server deaf to Ctrl-C, which would end it with a traceback while it loads."""
     from multiprocessing import forkserver, resource_tracker
 
     resource_tracker.ensure_running()  # lets signals through again when it starts: it goes first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with _deaf():
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _death(code: int | None) -> tuple[Status, str]:

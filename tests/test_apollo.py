@@ -12,7 +12,7 @@ import torch
 
 from levelfield.bench.spec import OptimizerSpec
 from levelfield.bench.stepper import Parameter
-from levelfield.optimizers import apollo, apollo_mini
+from levelfield.optimizers import _apollo, apollo, apollo_mini
 from levelfield.optimizers._apollo import Apollo, projector_seed
 from levelfield.optimizers._projection import limit_growth_, random_projector
 from levelfield.tests.optimizer_cases import (
@@ -136,7 +136,7 @@ def test_follows_the_equations_across_refreshes(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_regenerated_projector_is_the_kept_one(spec: OptimizerSpec, dtype: torch.dtype) -> None:
     ends = []
-    for projector in apollo.PROJECTORS:
+    for projector in _apollo.PROJECTORS:
         params = parameters(SHAPES, dtype)
         optimizer, _ = make(spec, params, projector=projector)
         go(optimizer, params, TOTAL)

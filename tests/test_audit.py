@@ -40,7 +40,8 @@ def rewritten(
     run: Run, folder: Path, records: Records, changes: Mapping[str, Any] | None = None
 ) -> Run:
     """The run with other records and manifest, its chain intact: what an accident looks like."""
-    writer = RunWriter.create(folder / "run", {**run.manifest, **(changes or {})})
+    kept = {key: value for key, value in run.manifest.items() if key != "sealed"}
+    writer = RunWriter.create(folder / "run", {**kept, **(changes or {})})
     with writer:
         for record in records:
             writer.append(record)
@@ -277,6 +278,15 @@ def test_a_run_is_fair_and_every_rule_speaks(run: Run) -> None:
     assert found["chain"].detail.startswith(f"{len(run.records)} lines")
     assert {n for n, item in found.items() if item.outcome == "warning"} <= {"edges", "evidence"}
     assert "2 tuning studies" in found["evidence"].detail
+
+
+def test_a_changed_end_shows_in_what_the_run_was_sealed_with(run: Run, tmp_path: Path) -> None:
+    sealed = {"sealed": run.manifest["sealed"]}
+    assert "chain" not in outcomes(rewritten(run, tmp_path / "a", list(run.records), sealed))
+    forged = change(list(run.records), "timing", "lion", retries=1)
+    assert "run ended with" in outcomes(rewritten(run, tmp_path / "b", forged, sealed))["chain"]
+    cut = rewritten(run, tmp_path / "c", list(run.records[:-1]), sealed)
+    assert "run ended with" in outcomes(cut)["chain"]
 
 
 def test_a_forged_loss_is_left_to_verify(run: Run, tmp_path: Path) -> None:

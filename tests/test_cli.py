@@ -27,6 +27,7 @@ COMMANDS = {
     "check": ["NAME", "--json"],
     "doctor": ["--json"],
     "list": ["KIND", "--out", "--json"],
+    "new": ["KIND", "NAME", "--json"],
     "plan": [
         *["PROTOCOL", "-o", "--optimizer", "--set", "--seed", "--seeds", "--slots", "--device"],
         *["--tflops", "--json"],
@@ -325,7 +326,7 @@ UNKNOWN_METHOD = r"unknown optimizer 'adamv' (did you mean"
         (["run", "smoke", "--set", "data.tokenizer=byte"], "unknown tokenizer 'byte'"),
         (["run", "smoke", "--set", "data.sequence=99999"], "slice 'control' holds 7405 tokens"),
         (["run", "smoke", "--set", "methods="], "protocol smoke names no methods"),
-        (["run", "smoke", "--seed", "-1"], "--seed -1 (accepted: 0 to 2^40)"),
+        (["run", "smoke", "--seed", "-1"], "--seed -1 (accepted: 0 to 999999999)"),
         (["run", "smoke", "--seeds", "0"], "the number of final seeds = 0"),
         (["run", "smoke", "--seeds", "1000"], "1000 final seeds"),
         (["run", "smoke", "--slots", "0"], "--slots 0 (accepted: 1 or more)"),
