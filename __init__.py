@@ -46,4 +46,14 @@ def _version() -> str:
 def _from_api(name: str) -> Any:
     from levelfield.bench import api
 
-    return getattr(api, name)
+    return _run_with_page if name == "run" else getattr(api, name)
+
+
+def _run_with_page(*args: Any, **kwargs: Any) -> Any:
+    """`levelfield.bench.api.run`, and the page beside the records."""
+    from levelfield.bench import api
+    from levelfield.reports import page
+
+    done = api.run(*args, **kwargs)
+    page.write(done)
+    return done

@@ -7,8 +7,10 @@ torch nor transformers, optuna, pandas or matplotlib.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,10 +48,12 @@ class Result:
 def emit(command: str, as_json: bool, work: Callable[[], Result]) -> None:
     """Run a command's work, print its result, exit with its code.
 
-    A user's mistake is one line on stderr and exit code 2, never a traceback.
+    A user's mistake is one line on stderr and exit code 2, never a traceback. With `--json`,
+    stdout holds the envelope and nothing else: what a plug-in prints goes to stderr.
     """
     try:
-        result = work()
+        with _stdout_aside() if as_json else nullcontext():
+            result = work()
     except BenchError as error:
         result = Result({}, (), EXIT_MISUSE, ({"message": error.message, "hint": error.hint},))
         print(f"levelfield: {error}", file=sys.stderr)
@@ -70,6 +74,24 @@ def emit(command: str, as_json: bool, work: Callable[[], Result]) -> None:
         for line in result.lines:
             print(line)
     raise typer.Exit(result.exit_code)
+
+
+@contextmanager
+def _stdout_aside() -> Iterator[None]:
+    """Point file descriptor 1 and `sys.stdout` at stderr for a while."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # no real stdout (a captured one): Python's own is enough
+        kept = None
+    with redirect_stdout(sys.stderr):
+        try:
+            yield
+        finally:
+            if kept is not None:
+                os.dup2(kept, 1)
+                os.close(kept)
 
 
 def _version(value: bool) -> None:
@@ -148,11 +170,11 @@ def _list_runs(out: Path) -> Result:
         except BenchError as error:
             rows.append({"name": str(folder.parent.relative_to(out)), "error": str(error)})
             continue
-        methods = [item["name"] for item in manifest["methods"]]
+        methods = [item["name"] for item in manifest.get("methods") or ()]
         rows.append(
             {
                 "name": str(folder.parent.relative_to(out)),
-                "protocol": manifest["protocol"]["name"],
+                "protocol": (manifest.get("protocol") or {}).get("name"),
                 "methods": methods,
                 "records": len(records),
                 "page": (folder.parent / "report.html").is_file(),
@@ -564,20 +586,31 @@ def audit(
 
     def work() -> Result:
         from levelfield.bench import audit as auditor
+        from levelfield.bench import family
         from levelfield.bench.store import load_run
 
-        found = auditor.audit(load_run(path))
-        fair, counts = auditor.is_fair(found), auditor.counts(found)
-        lines = [f"{item.outcome:<9}{item.name:<14}{item.detail}" for item in found]
-        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-        lines.append(f"{path}: {'fair' if fair else 'unfair'} ({told})")
-        data = {
-            "run": str(path),
-            "fair": fair,
-            "counts": counts,
-            "findings": [item._asdict() for item in found],
-        }
-        return Result(data, lines, EXIT_OK if fair else EXIT_FAILED)
+        runs = [(path, load_run(path))] if not family.is_family(path) else [
+            (path / name, run) for name, run in family.load_family(path).runs
+        ]  # fmt: skip
+        lines: list[str] = []
+        data = []
+        for folder, run in runs:
+            found = auditor.audit(run)
+            fair, counts = auditor.is_fair(found), auditor.counts(found)
+            lines += [f"{item.outcome:<9}{item.name:<14}{item.detail}" for item in found]
+            told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+            lines.append(f"{folder}: {'fair' if fair else 'unfair'} ({told})")
+            data.append(
+                {
+                    "run": str(folder),
+                    "fair": fair,
+                    "counts": counts,
+                    "findings": [item._asdict() for item in found],
+                }
+            )
+        fair = all(item["fair"] for item in data)
+        whole = data[0] if not family.is_family(path) else {"fair": fair, "members": data}
+        return Result(whole, lines, EXIT_OK if fair else EXIT_FAILED)
 
     emit("audit", as_json, work)
 
@@ -593,9 +626,12 @@ def verify(
     """Train records drawn at random again and compare. Exit 1 if one does not come back."""
 
     def work() -> Result:
+        from levelfield.bench import family
         from levelfield.bench import verify as verifier
         from levelfield.bench.store import load_run
 
+        if family.is_family(path):
+            raise BenchError(f"{path} is a family", "accepted: the folder of one of its members")
         plan = verifier.prepare(load_run(path), sample=sample, seed=seed, slots=slots)
         drawn = f"{len(plan.drawn)} of {plan.of} records, drawn with seed {seed}"
 

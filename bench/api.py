@@ -150,6 +150,7 @@ def _reopen(
     writer, _ = study.reopen(path)
     with writer:  # from here on nobody else changes the manifest
         manifest = writer.manifest
+        study.check_untouched(writer, manifest)
         protocol = study.manifest_protocol(manifest)
         study.check_fresh(manifest, protocol)
         methods = study.current_methods(manifest, rerun_stale)
@@ -207,7 +208,8 @@ def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...
         BenchError: an unknown device, one that is not there, or no slots.
     """
     kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+    known = kind == "cuda" or device == "cpu"
+    if not known or (index and not index.isdigit()):
         raise BenchError(f"unknown device {device!r}", "accepted: cpu, cuda, cuda:0, cuda:1, ...")
     if threads < 1:
         raise BenchError(f"threads = {threads}", "accepted: 1 or more")

@@ -183,7 +183,9 @@ class Registry(Generic[T]):
             module: ModuleType = load()
         except BenchError:
             raise
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plug-in may raise anything at all
             line = str(error).splitlines()[0] if str(error) else "no message"
             raise BenchError(
                 f"{self.kind} from {origin} fails on import: {type(error).__name__}: {line}",

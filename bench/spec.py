@@ -7,6 +7,7 @@ disk has `to_json`/`from_json` through `bench.digest`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -63,9 +64,10 @@ def check_name(kind: str, name: str) -> None:
         BenchError: an empty name, or one with characters beyond letters, digits and `._=(),-`.
     """
     plain = name.replace("_", "").translate({ord(char): None for char in ".=(),-"})
-    if not plain.isalnum() or name.startswith("."):
+    if not plain.isalnum() or name.startswith(".") or len(name) > 100:
         raise BenchError(
-            f"{kind} name {name!r}", "accepted: letters, digits, underscores, dots and dashes"
+            f"{kind} name {name!r}",
+            "accepted: up to 100 letters, digits, underscores, dots and dashes",
         )
 
 
@@ -156,6 +158,7 @@ class OptimizerSpec:
 
     def __post_init__(self) -> None:
         check_name("optimizer", self.name)
+        self._check_types()
         if self.scale in self.space and self.space[self.scale].scale != "log":
             raise BenchError(
                 f"spec {self.name!r}: its scale dimension {self.scale!r} is not logarithmic",
@@ -182,6 +185,29 @@ class OptimizerSpec:
                 f"spec {self.name!r}: roles {list(self.roles)}", f"accepted: {', '.join(ROLES)}"
             )
 
+    def _check_types(self) -> None:
+        """A plug-in's slip is told here, not by a traceback later."""
+        texts = ("family", "summary", "paper", "implementation", "scale")
+        wrong = [name for name in texts if not isinstance(getattr(self, name), str)]
+        wrong += [f"space[{n!r}]" for n, dim in self.space.items() if not isinstance(dim, Dim)]
+        if isinstance(self.passes, bool) or not isinstance(self.passes, (int, float)):
+            wrong.append("passes")
+        wrong += [
+            name
+            for name in ("roles", "cannot", "requires")
+            if isinstance(getattr(self, name), str)
+            or not all(isinstance(item, str) for item in getattr(self, name))
+        ]
+        try:
+            json.dumps(dict(self.fixed), allow_nan=False)
+        except (TypeError, ValueError):
+            wrong.append("fixed (its values must fit into JSON)")
+        if wrong:
+            raise BenchError(
+                f"spec {self.name!r}: {', '.join(wrong)} of the wrong type",
+                "accepted: texts, space.log(...) and its kin, numbers, tuples of texts",
+            )
+
     def defaults(self) -> dict[str, Any]:
         """Every hyper-parameter at the paper's default."""
         return {**self.fixed, **{name: dim.default for name, dim in self.space.items()}}
@@ -194,14 +220,14 @@ class OptimizerSpec:
 class Task:
     """What is learned and how the loss is read."""
 
-    kind: str = "causal_lm"
+    kind: Literal["causal_lm"] = "causal_lm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
     """A transformers architecture from its config. Sizes in elements."""
 
-    family: str = "llama"
+    family: Literal["llama"] = "llama"
     hidden: int = 64
     layers: int = 2
     heads: int = 4

@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 import types
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from levelfield.bench.digest import canonical_json, sha256, to_plain
+from levelfield.bench.digest import canonical_json, coerce, sha256, to_plain
 from levelfield.bench.spec import SCHEMA, BenchError, TrialRecord
 
 MANIFEST, RECORDS, TORN, LOCK, RUNNING = (
@@ -28,6 +29,7 @@ MANIFEST, RECORDS, TORN, LOCK, RUNNING = (
 )
 
 _FIELDS = {f.name for f in fields(TrialRecord)}
+_HINTS = typing.get_type_hints(TrialRecord)
 # Not part of what makes two records equal: clocks, the chain, and how often a trial was retried.
 _VOLATILE = ("run_id", "wall_s", "tokens_per_s", "joules", "retries", "previous_sha256")
 
@@ -74,6 +76,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BenchError(f"{folder / MANIFEST} is not JSON: {error}", "restore the file") from None
     if not isinstance(manifest, dict):
         raise BenchError(f"{folder / MANIFEST} is not a JSON object", "restore the file")
+    _check_manifest(folder, manifest)
     _check_schema(manifest, str(folder))
     return manifest
 
@@ -82,6 +85,36 @@ def _check_schema(data: Mapping[str, Any], where: str) -> None:
     schema = data.get("schema", 0)
     if not isinstance(schema, int) or schema > SCHEMA:
         raise BenchError(f"{where} has schema {schema}", f"this version reads up to {SCHEMA}")
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("protocol", "data", "environment", "horizons", "studies"), dict),
+    **dict.fromkeys(("freeze", "transfer", "sealed"), (dict, type(None))),
+    **dict.fromkeys(("methods", "timing_batches", "interruptions", "sessions", "modified"), list),
+    **dict.fromkeys(("run_id", "device", "created_utc", "protocol_digest"), str),
+    **dict.fromkeys(("seed", "final_seeds", "slots"), int),
+}
+
+
+def _check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse a manifest whose parts are not what they should be; parts may be absent."""
+    wrong = [
+        key
+        for key, kind in _KINDS.items()
+        if key in manifest and not isinstance(manifest[key], kind)
+    ]
+    wrong += [
+        "methods"
+        for entry in manifest.get("methods") or ()
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str)
+    ][:1]
+    if "methods" not in manifest and "protocol" not in manifest:
+        wrong.append("methods and protocol (absent)")
+    if wrong:
+        raise BenchError(
+            f"{folder / MANIFEST}: {', '.join(dict.fromkeys(wrong))} cannot be read",
+            "restore the file",
+        )
 
 
 def read_records(path: Path) -> tuple[tuple[TrialRecord, ...], str | None]:
@@ -107,13 +140,15 @@ def _parse(line: bytes, number: int, path: Path) -> TrialRecord:
     except (json.JSONDecodeError, UnicodeDecodeError):
         data = None
     if not isinstance(data, dict):
-        raise BenchError(
-            f"{path}, line {number} is not a record", "restore the line, or remove it by hand"
-        )
+        raise BenchError(f"{path}, line {number} is not a record", "restore the line")
     _check_schema(data, f"{path}, line {number}")
     try:
-        known = {key: value for key, value in data.items() if key in _FIELDS}
-        return TrialRecord(**{**known, "tuned": tuple(known["tuned"])})
+        known = {
+            key: coerce(value, _HINTS[key], key) for key, value in data.items() if key in _FIELDS
+        }
+        return TrialRecord(**known)
+    except BenchError as error:
+        raise BenchError(f"{path}, line {number}: {error}", "restore the line") from None
     except (TypeError, KeyError) as error:
         raise BenchError(
             f"{path}, line {number} lacks a field: {error}", "restore the line"

@@ -11,6 +11,7 @@ from typing import Any
 
 from levelfield.bench import provenance
 from levelfield.bench.digest import (
+    did_you_mean,
     from_plain,
     protocol_digest,
     sha256,
@@ -18,7 +19,7 @@ from levelfield.bench.digest import (
     to_plain,
 )
 from levelfield.bench.mix import load_spec
-from levelfield.bench.registry import Loaded
+from levelfield.bench.registry import OPTIMIZERS, Loaded
 from levelfield.bench.schedules import check_schedule
 from levelfield.bench.spec import (
     ENGINE_VERSION,
@@ -27,7 +28,7 @@ from levelfield.bench.spec import (
     OptimizerSpec,
 )
 from levelfield.bench.spec import Protocol as ProtocolRecord
-from levelfield.bench.store import RunWriter, load_run
+from levelfield.bench.store import RECORDS, RunWriter, chain_breaks, load_run
 
 SEED_STRIDE, STUDY_STRIDE = 10_000, 100
 """Run seed s, study r: tuning uses 10000 s + 100 r, its finals that + 1, + 2, ...: all disjoint."""
@@ -183,6 +184,7 @@ def new_run(
     """
     check_schedule(protocol)
     check_budget(protocol, final_seeds)
+    check_roles(protocol, methods)
     corpus_facts = _corpus_facts(protocol)
     created = datetime.now(UTC)
     tag = sha256([protocol.name, created.isoformat(), os.getpid()])[:6]
@@ -321,12 +323,28 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
         )
 
 
+def check_roles(protocol: ProtocolRecord, methods: Sequence[Method]) -> None:
+    """Refuse a reference or baseline that no method is named by: a slip would lose every ratio.
+
+    Raises:
+        BenchError: neither in this run nor known.
+    """
+    known = {*OPTIMIZERS.entries(), *(method.name for method in methods)}
+    for field in ("reference", "claims"):
+        name = getattr(protocol, field)
+        if name and split_label(name)[0] not in known and name not in known:
+            raise BenchError(f"{field} = {name!r} is no method", did_you_mean(name, known))
+
+
 def _check_numbers(protocol: ProtocolRecord) -> None:
     """Refuse numbers that would only fail once training is under way."""
     tuner, model, fallback = protocol.tuner, protocol.model, protocol.fallback
     wrong = {
-        "tuner.factor": (tuner.factor, tuner.factor > 1, "above 1"),
-        "tuner.decades": (tuner.decades, tuner.decades > 0, "above 0"),
+        "tuner.factor": (tuner.factor, 1 < tuner.factor <= 1000, "above 1, up to 1000"),
+        "tuner.decades": (tuner.decades, 0 < tuner.decades <= 6, "above 0, up to 6"),
+        "threads": (protocol.threads, protocol.threads <= 1024, "1 to 1024"),
+        "budget.steps": (protocol.budget.steps, protocol.budget.steps <= 10**9, "up to 10^9"),
+        "fallback.eps": (fallback.eps, fallback.eps >= 0, "0 or more"),
         "model.intermediate": (model.intermediate, model.intermediate > 0, "1 or more"),
         "model.dropout": (model.dropout, 0 <= model.dropout < 1, "0 to below 1"),
         "model.heads": (
@@ -351,7 +369,10 @@ def _check_numbers(protocol: ProtocolRecord) -> None:
 def reopen(folder: Path) -> tuple[RunWriter, dict[str, Any]]:
     """An existing run for writing, and its manifest."""
     run = load_run(folder)
-    needed = ("protocol", "methods", "data", "seed", "final_seeds", "protocol_digest")
+    needed = (
+        *("run_id", "protocol", "methods", "data", "seed", "final_seeds", "protocol_digest"),
+        *("device", "slots", "timing_batches", "interruptions"),
+    )
     missing = [key for key in needed if run.manifest.get(key) is None]
     if missing:
         raise BenchError(
@@ -440,8 +461,31 @@ def environment_of(device: str) -> dict[str, Any]:
     return found
 
 
+def check_untouched(writer: RunWriter, manifest: Mapping[str, Any]) -> None:
+    """Refuse to go on with records that were edited: going on would write over the evidence.
+
+    Raises:
+        BenchError: a line that does not follow from the one before, or an end that is not the one
+            that the run was sealed with.
+    """
+    path = writer.path / RECORDS
+    broken = list(chain_breaks(path)) if path.is_file() else []
+    sealed = manifest.get("sealed") or {}
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    count = sealed.get("records") or 0
+    if 0 < count <= len(lines) and sha256(lines[count - 1]) != sealed.get("tail_sha256"):
+        broken.append(f"line {count} is not the one that the run ended with")
+    if broken:
+        raise BenchError(
+            f"{path} was changed after it was written: {broken[0]}",
+            "restore the file; `levelfield audit` tells what is wrong with it",
+        )
+
+
 def seal(writer: RunWriter) -> None:
     """Write the digest of the last line into the manifest: the chain alone does not cover it."""
+    if (writer.manifest.get("sealed") or {}).get("records") == len(writer.records):
+        return
     writer.update_manifest(sealed={"records": len(writer.records), "tail_sha256": writer.tail})
 
 

@@ -254,7 +254,8 @@ def _facts(family: FamilyLike) -> list[tuple[str, str]]:
 
 def summary(family: FamilyLike) -> list[str]:
     """Lines for a terminal."""
-    return [
+    head = f"{'member':<12}{'method':<16}{'at':>10}{'loss':>9}{'against':>9}"
+    return [head] + [
         f"{p.member:<12}{p.method:<16}{big(p.x):>10}"
         + ("" if p.loss is None else f"{p.loss:>9.4f}")
         + ("" if p.difference is None else f"{p.difference:>+9.4f}")
@@ -273,6 +274,8 @@ def _ends(family: FamilyLike, method: str) -> tuple[Point, Point] | None:
 
 def _headline(family: FamilyLike) -> str:
     """How far the best method is from the baseline at both ends of the axis."""
+    if not family.data["protocol"].get("ranked", True):
+        return f"{plural(len(family.runs), 'member')} ran; this page ranks nothing."
     base = baseline(family)
     others = {point.method for point in points(family)} - {base}
     ends = {name: found for name in others if (found := _ends(family, name))}
@@ -414,7 +417,8 @@ def _draw(family: FamilyLike, name: str, title: str, label: str, read: Any) -> s
             color = SERIES[number % len(SERIES)][0]
             xs, ys = zip(*sorted(line), strict=True)
             axes.plot(xs, ys, "-o", color=color, lw=1.8, ms=4)
-            axes.annotate(clean(method), (xs[-1], ys[-1]), (6, 0), color=color,
+            lift = 7 if name == "difference" and abs(ys[-1]) < 1e-12 else 0  # off the zero line
+            axes.annotate(clean(method), (xs[-1], ys[-1]), (6, lift), color=color,
                           textcoords="offset points", va="center", fontsize=10)  # fmt: skip
         if name == "difference":
             axes.axhline(0, color=INK, lw=1)

@@ -48,11 +48,22 @@ def strip(method: Method, view: View, on: Scale) -> str:
         parts.append(f'<line class="ref" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT}"/>')
     interval = method.interval
     if interval and interval[0] <= on.high:
-        left, right = on.x(interval[0]), on.x(interval[1])
+        left, right = on.x(max(interval[0], on.low)), on.x(min(interval[1], on.high))
         parts.append(
             f'<rect class="ci" x="{left:.1f}" width="{max(right - left, 1):.1f}" '
             f'y="{middle - 5}" height="10" rx="2"/>'
         )
+        # An end beyond the frame is drawn as an arrow: the bar goes on.
+        for beyond, x, side in (
+            (interval[0] < on.low, left, -1),
+            (interval[1] > on.high, right, 1),
+        ):
+            if beyond:
+                tip = x + 4 * side
+                parts.append(
+                    f'<path class="ci" d="M{x:.1f} {middle - 5}L{tip:.1f} {middle}'
+                    f'L{x:.1f} {middle + 5}z"/>'
+                )
     for position, record in enumerate(method.good):
         loss = method.losses[record.seed]
         # A fixed zigzag keeps dots of equal losses apart without any random jitter.

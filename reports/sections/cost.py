@@ -40,7 +40,9 @@ def render(view: View) -> Block:
         "finals. Scratch space inside a kernel and the device's own context are not in it."
     )
     parts += drawing(charts.memory, view, "memory", "Memory by kind", words)
-    parts += [_time(view), _memory(view), _pareto(view)]
+    parts += [_time(view), _memory(view)]
+    if view.contenders:
+        parts.append(_pareto(view))
     parts.append(
         Prose(
             "Time comes only from the timing phase: methods alternate, alone on the device; set-up "
