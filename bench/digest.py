@@ -11,7 +11,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -80,10 +80,6 @@ def coerce(value: Any, hint: Any, where: str) -> Any:
         if value is None and type(None) in args:
             return None
         return coerce(value, next(arg for arg in args if arg is not type(None)), where)
-    if origin is Mapping and isinstance(value, Mapping):
-        return {str(key): coerce(item, args[1], f"{where}.{key}") for key, item in value.items()}
-    if origin is Sequence and isinstance(value, (list, tuple)):
-        return [coerce(item, args[0], where) for item in value]
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(coerce(item, args[0], where) for item in value)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):

@@ -12,7 +12,7 @@ import json
 import os
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ MANIFEST, RECORDS, TORN, LOCK, RUNNING = (
 
 _FIELDS = {f.name for f in fields(TrialRecord)}
 _HINTS = typing.get_type_hints(TrialRecord)
+_CONTAINERS: dict[Any, type] = {Mapping: dict, Sequence: list, tuple: list}
 # Not part of what makes two records equal: clocks, the chain, and how often a trial was retried.
 _VOLATILE = ("run_id", "wall_s", "tokens_per_s", "joules", "retries", "previous_sha256")
 
@@ -76,8 +77,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BenchError(f"{folder / MANIFEST} is not JSON: {error}", "restore the file") from None
     if not isinstance(manifest, dict):
         raise BenchError(f"{folder / MANIFEST} is not a JSON object", "restore the file")
-    _check_manifest(folder, manifest)
     _check_schema(manifest, str(folder))
+    _check_manifest(folder, manifest)
     return manifest
 
 
@@ -90,7 +91,7 @@ def _check_schema(data: Mapping[str, Any], where: str) -> None:
 _KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("protocol", "data", "environment", "horizons", "studies"), dict),
     **dict.fromkeys(("freeze", "transfer", "sealed"), (dict, type(None))),
-    **dict.fromkeys(("methods", "timing_batches", "interruptions", "sessions", "modified"), list),
+    **dict.fromkeys(("methods", "interruptions", "sessions", "modified"), list),
     **dict.fromkeys(("run_id", "device", "created_utc", "protocol_digest"), str),
     **dict.fromkeys(("seed", "final_seeds", "slots"), int),
 }
@@ -108,8 +109,6 @@ def _check_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
         for entry in manifest.get("methods") or ()
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str)
     ][:1]
-    if "methods" not in manifest and "protocol" not in manifest:
-        wrong.append("methods and protocol (absent)")
     if wrong:
         raise BenchError(
             f"{folder / MANIFEST}: {', '.join(dict.fromkeys(wrong))} cannot be read",
@@ -143,10 +142,14 @@ def _parse(line: bytes, number: int, path: Path) -> TrialRecord:
         raise BenchError(f"{path}, line {number} is not a record", "restore the line")
     _check_schema(data, f"{path}, line {number}")
     try:
-        known = {
-            key: coerce(value, _HINTS[key], key) for key, value in data.items() if key in _FIELDS
-        }
-        return TrialRecord(**known)
+        known = {key: value for key, value in data.items() if key in _FIELDS}
+        for key, value in known.items():  # only looked at: a line must come back as it was written
+            kind = _CONTAINERS.get(typing.get_origin(_HINTS[key]))
+            if kind is None:
+                coerce(value, _HINTS[key], key)
+            elif not isinstance(value, kind):
+                raise BenchError(f"{key} = {value!r:.40} is no {kind.__name__}")
+        return TrialRecord(**{**known, "tuned": tuple(known["tuned"])})
     except BenchError as error:
         raise BenchError(f"{path}, line {number}: {error}", "restore the line") from None
     except (TypeError, KeyError) as error:

@@ -26,7 +26,7 @@ OTHERS = sorted(
 
 BENCH = "levelfield.bench."
 OURS: dict[str, tuple[str, ...]] = {
-    "__init__.py": (BENCH + "api",),
+    "__init__.py": (BENCH + "api", "levelfield.reports"),
     "cli.py": ("levelfield", "levelfield.bench", "levelfield.reports"),
     "bench": ("levelfield.bench",),
     "optimizers": (BENCH + "spec", BENCH + "space", BENCH + "stepper", "levelfield.optimizers._"),
