@@ -48,6 +48,8 @@ TUNABILITY = (
     "tuning_gain_nats",
     "expected_best_of_1_nats",
     "expected_best_of_half_nats",
+    "expected_best_of_half_low",
+    "expected_best_of_half_high",
     "exchangeable_trials",
     "lr_sensitivity_nats",
     "basin_decades",
@@ -73,11 +75,14 @@ def _tunability(method: Method, view: View) -> dict[str, Any]:
     first: Measured
     half: Measured
     gain: Measured
+    band: tuple[Measured, Measured]
     if isinstance(losses, Missing):
         first = half = gain = losses
+        band = (losses, losses)
     else:
         first = shown(merit.expected_best(losses, 1))
         half = shown(merit.expected_best(losses, max(1, len(losses) // 2)))
+        band = _band(losses, max(1, len(losses) // 2))
         gain = shown(merit.tuning_gain(losses))
     sensitivity = robustness.lr_sensitivity(swept, cap) if swept and cap is not None else None
     wide = basin if isinstance(basin, robustness.Basin) else None
@@ -86,6 +91,8 @@ def _tunability(method: Method, view: View) -> dict[str, Any]:
         "tuning_gain_nats": gain,
         "expected_best_of_1_nats": first,
         "expected_best_of_half_nats": half,
+        "expected_best_of_half_low": band[0],
+        "expected_best_of_half_high": band[1],
         "exchangeable_trials": 0 if isinstance(losses, Missing) else len(losses),
         "lr_sensitivity_nats": shown(sensitivity, none.reason),
         "basin_decades": wide.decades if wide else Missing(getattr(basin, "reason", none.reason)),
@@ -94,6 +101,16 @@ def _tunability(method: Method, view: View) -> dict[str, Any]:
         "diverged_high": rate.high if isinstance(rate, Estimate) else Missing(rate.reason),
         "censored": ", ".join(f"{name} ({side})" for name, side in method.censored.items()),
     }
+
+
+def _band(losses: list[float], k: int) -> tuple[Measured, Measured]:
+    """The bootstrap band of the expected best of k trials."""
+    curve = merit.expected_best_curve(losses)
+    if isinstance(curve, Missing):
+        return curve, curve
+    none = Missing(curve[k - 1].note or "no band")
+    low, high = curve[k - 1].low, curve[k - 1].high
+    return (none if low is None else low, none if high is None else high)
 
 
 def _exchangeable(method: Method, view: View, cap: float | None) -> list[float] | Missing:

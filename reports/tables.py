@@ -269,6 +269,7 @@ TARGET = (
     "target_loss_nats",
     "tokens",
     "steps",
+    "seconds",
     "share_of_horizon",
     "seeds_reached",
     "finals",
@@ -276,7 +277,7 @@ TARGET = (
 
 
 def tokens_to_reference(view: View) -> DataFrame:
-    """Tokens and steps to the reference's final loss, median over the finals."""
+    """Tokens, steps and seconds to the reference's final loss, median over the finals."""
     target = measure.target_loss(view)
     per_step = (view.setting("data", "batch") or 0) * (view.setting("data", "sequence") or 0)
     rows = []
@@ -285,18 +286,24 @@ def tokens_to_reference(view: View) -> DataFrame:
         lost = tokens if isinstance(tokens, Missing) else Missing("the protocol is not known")
         number = measure.known(tokens)
         horizon = measure.horizon_tokens(view, method)
+        steps = number / per_step if number is not None and per_step else None
         rows.append(
             {
                 "method": clean(method.name),
                 "target_loss_nats": target,
                 "tokens": tokens,
-                "steps": number / per_step if number is not None and per_step else lost,
+                "steps": lost if steps is None else steps,
+                "seconds": lost if steps is None else _times(steps, measure.step_s(method)),
                 "share_of_horizon": number / horizon if number is not None and horizon else lost,
                 "seeds_reached": _reached(method, measure.known(target)),
                 "finals": len(method.final),
             }
         )
     return frame(TARGET, rows)
+
+
+def _times(steps: float, step_s: measure.Measured) -> measure.Measured:
+    return step_s if isinstance(step_s, Missing) else steps * step_s
 
 
 def _reached(method: Method, target: float | None) -> int:

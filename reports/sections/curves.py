@@ -5,7 +5,7 @@ from __future__ import annotations
 from levelfield.bench.spec import Section
 from levelfield.reports import figures, measure, tables
 from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
-from levelfield.reports.text import big, clean, count, fixed, listed
+from levelfield.reports.text import big, clean, count, fixed, listed, seconds
 from levelfield.reports.view import View
 
 
@@ -55,6 +55,7 @@ def _target_table(view: View) -> Part:
             Column("method", "method", align="left"),
             Column("tokens", "tokens", big),
             Column("steps", "steps", count),
+            Column("seconds", "seconds, alone on the device", seconds),
             Column("share_of_horizon", "share of the horizon", lambda v: f"{fixed(100 * v, 0)} %"),
             Column("seeds_reached", "seeds there"),
             Column("finals", "of"),

@@ -40,6 +40,8 @@ def render(view: View) -> Block | None:
                 Column("basin", "basin within 0.01 nats", align="left"),
                 Column("expected_best_of_1_nats", "one trial", lambda v: fixed(v, 3)),
                 Column("expected_best_of_half_nats", "half of them", lambda v: fixed(v, 3)),
+                Column("expected_best_of_half_low", "95 % from", lambda v: fixed(v, 3)),
+                Column("expected_best_of_half_high", "to", lambda v: fixed(v, 3)),
                 Column("tuning_gain_nats", "gain of all", lambda v: fixed(v, 3)),
                 Column("exchangeable_trials", "exchangeable trials"),
                 Column("diverged_share", "diverged", lambda v: f"{100 * v:.0f} %"),
