@@ -6,6 +6,7 @@ axis, and links to them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from levelfield.bench import frontier
 from levelfield.bench import speedup as law
 from levelfield.bench.spec import Section
-from levelfield.bench.stats import t_interval
+from levelfield.bench.stats import t_interval, tokens_to_target
 from levelfield.bench.store import write_atomic
 from levelfield.reports import measure, page
 from levelfield.reports import view as views
@@ -58,6 +59,9 @@ class Point:
     difference: float | None
     ratio: float | None
     interior: bool
+    faster: tuple[float, ...] = ()
+    """Seed by seed: the reference's tokens over the method's to the reference's last loss, within
+    the member's own horizon; a lower bound of the speed-up of runs planned for fewer tokens."""
 
     @property
     def loss(self) -> float | None:
@@ -87,9 +91,20 @@ def points(family: FamilyLike) -> list[Point]:
                     difference=None if own is None or mean is None else own - mean,
                     ratio=measure.known(measure.step_ratio(method, view.method(view.reference))),
                     interior=method.scale not in measure.edges(method),
+                    faster=_faster(method, view),
                 )
             )
     return found
+
+
+def _faster(method: views.Method, view: views.View) -> tuple[float, ...]:
+    target, horizon = measure.target_loss(view), measure.horizon_tokens(view, method)
+    if isinstance(target, Missing) or horizon is None:
+        return ()
+    reached = [tokens_to_target(record.curve, target) for record in method.good if record.curve]
+    if len(reached) < len(method.final) or any(tokens is None for tokens in reached):
+        return ()  # a seed that never gets there has no speed-up to average
+    return tuple(horizon / tokens for tokens in reached if tokens)
 
 
 def _mean(method: views.Method) -> float | None:
@@ -114,6 +129,9 @@ ROWS = (
     "loss_high_nats",
     "difference_nats",
     "step_time_ratio",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
     "interior",
 )
 
@@ -124,6 +142,9 @@ def table(family: FamilyLike) -> DataFrame:
     for point in points(family):
         ends = t_interval(list(point.losses))
         few = Missing("fewer than two good finals")
+        slow = Missing("not every seed reaches the reference's loss")
+        logs = [math.log(value) for value in point.faster]
+        quick = t_interval(logs)
         rows.append(
             {
                 "member": clean(point.member),
@@ -134,6 +155,9 @@ def table(family: FamilyLike) -> DataFrame:
                 "loss_high_nats": ends[1] if ends else few,
                 "difference_nats": few if point.difference is None else point.difference,
                 "step_time_ratio": Missing("not timed") if point.ratio is None else point.ratio,
+                "speedup": math.exp(math.fsum(logs) / len(logs)) if logs else slow,
+                "speedup_low": math.exp(quick[0]) if quick else slow,
+                "speedup_high": math.exp(quick[1]) if quick else slow,
                 "interior": "yes" if point.interior else "no",
             }
         )
@@ -313,12 +337,24 @@ def _block(family: FamilyLike) -> Block:
     label = AXES.get(axis, (axis, axis))
     parts: list[Part] = []
     for name, title, read, caption in (
-        ("loss", "Loss", lambda p: p.loss, "Mean report loss of the finals; lower is better."),
+        (
+            "loss",
+            "Loss",
+            lambda p: p.loss,
+            "Mean report loss of the finals with its 95 % t interval; lower is better.",
+        ),
         (
             "difference",
             "Difference to the baseline",
             lambda p: p.difference,
             "Mean report loss minus the baseline's at the same member; below zero is better.",
+        ),
+        (
+            "speedup_inside",
+            "Speed-up inside the run",
+            lambda p: math.fsum(p.faster) / len(p.faster) if p.faster else None,
+            "The reference's tokens over a method's tokens to the reference's last loss; a method "
+            "with a seed that never gets there has no point. A lower bound.",
         ),
         ("time", "Step time", lambda p: p.ratio, "Seconds a step over the reference's."),
     ):
@@ -355,6 +391,9 @@ def _grid(family: FamilyLike, unit: str) -> Table:
             Column("loss_high_nats", "to", lambda v: fixed(v, 4)),
             Column("difference_nats", "against the baseline", lambda v: signed(v, 4)),
             Column("step_time_ratio", "step time, ×", lambda v: fixed(v, 2)),
+            Column("speedup", "speed-up inside the run", lambda v: fixed(v, 2)),
+            Column("speedup_low", "95 % from", lambda v: fixed(v, 2)),
+            Column("speedup_high", "to", lambda v: fixed(v, 2)),
             Column("interior", "rate interior", align="left"),
         ],
         decorate={"member": _link},
@@ -420,11 +459,18 @@ def _draw(family: FamilyLike, name: str, title: str, label: str, read: Any) -> s
             lift = 7 if name == "difference" and abs(ys[-1]) < 1e-12 else 0  # off the zero line
             axes.annotate(clean(method), (xs[-1], ys[-1]), (6, lift), color=color,
                           textcoords="offset points", va="center", fontsize=10)  # fmt: skip
+        colors = dict(zip(lines, itertools.cycle(light for light, _ in SERIES), strict=False))
+        for point in points(family) if name == "loss" else ():
+            ends = t_interval(list(point.losses))
+            if ends is not None:
+                axes.plot([point.x] * 2, ends, color=colors[point.method], lw=1.2, alpha=0.6)
         if name == "difference":
             axes.axhline(0, color=INK, lw=1)
         axes.set_xscale("log")
         marks = sorted({x for line in lines.values() for x, _ in line})
         axes.set_xticks(marks, [big(mark) for mark in marks])
         axes.set_xticks([], minor=True)
-        axes.set(xlabel=label, ylabel="nats a token" if name != "time" else "ratio")
+        axes.set(
+            xlabel=label, ylabel="ratio" if name in ("time", "speedup_inside") else "nats a token"
+        )
         return export(figure, name, title, title)
