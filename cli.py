@@ -389,7 +389,7 @@ def show(
         protocols, optimizers = registry.PROTOCOLS.entries(), registry.OPTIMIZERS.entries()
         if name in protocols or name.endswith(":PROTOCOL"):
             return _show_protocol(name)
-        if name not in optimizers and ".py" not in name and not name.startswith("mix("):
+        if name not in optimizers and ".py" not in name and not name.endswith(")"):
             hint = did_you_mean(name, [*optimizers, *protocols])
             raise BenchError(f"no optimizer or protocol is named {name!r}", hint)
         return _show_optimizer(name)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench import space
-from levelfield.bench.registry import OPTIMIZERS, Entry, Loaded
+from levelfield.bench.registry import Entry, Loaded
 from levelfield.bench.spec import ROLES, BenchError, OptimizerSpec, ParamInfo, Role
 
 if TYPE_CHECKING:
@@ -23,25 +23,18 @@ SCALE = "lr_scale"
 FORM = "mix(matrix=NAME,embed=NAME,head=NAME,vector=NAME), roles left out go to the fallback"
 
 
-def load_spec(reference: str) -> Loaded[OptimizerSpec]:
-    """A method by name, by `file.py:SPEC`, or mixed from several.
-
-    Raises:
-        BenchError: unknown, broken, or not of the form of a mix.
-    """
-    if reference.startswith("mix(") and reference.endswith(")"):
-        return mixed({role: OPTIMIZERS.load(name) for role, name in parse(reference).items()})
-    return OPTIMIZERS.load(reference)
-
-
-def parse(reference: str) -> dict[Role, str]:
+def parse(reference: str, inside: Sequence[str]) -> dict[Role, str]:
     """Role -> reference, in the order of the roles.
+
+    Args:
+        reference: what the user wrote, for messages.
+        inside: its parts.
 
     Raises:
         BenchError: a part without `=`, an unknown role, a role twice, nothing at all.
     """
     found: dict[str, str] = {}
-    for part in filter(None, (item.strip() for item in reference[4:-1].split(","))):
+    for part in inside:
         role, equals, name = (piece.strip() for piece in part.partition("="))
         if not equals or not name or role not in ROLES or role in found:
             raise BenchError(f"{reference}: {part!r} is no part of a mix", f"accepted: {FORM}")

@@ -18,7 +18,7 @@ from levelfield.bench.digest import (
     source_digest,
     to_plain,
 )
-from levelfield.bench.mix import load_spec
+from levelfield.bench.reference import load_spec
 from levelfield.bench.registry import OPTIMIZERS, Loaded
 from levelfield.bench.schedules import check_schedule
 from levelfield.bench.spec import (

@@ -23,7 +23,7 @@ from levelfield.bench import accounting, models, sources, stats, tasks
 from levelfield.bench.build import build_stepper, claimed_state_bytes
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.meter import build_meter, state_bytes, state_tensors
-from levelfield.bench.mix import load_spec
+from levelfield.bench.reference import load_spec
 from levelfield.bench.schedules import check_schedule, lr_factor
 from levelfield.bench.spec import (
     BenchError,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from levelfield.bench import stats
+from levelfield.bench import merit, stats
 from levelfield.bench.metrics import step_s as record_step_s
 from levelfield.bench.spec import TrialRecord
 from levelfield.bench.stats import Missing as Missing
 from levelfield.bench.stats import known as known
 from levelfield.reports.eligible import dig
-from levelfield.reports.text import clean, plural
+from levelfield.reports.text import clean
 from levelfield.reports.view import MEASURED, Method, View, statuses
 
 Measured = float | Missing
@@ -164,34 +164,50 @@ def _scale_edge(method: Method, name: str, value: float) -> str | None:
 # --- tokens to the reference's loss -----------------------------------------------------------
 
 
-def target_loss(view: View) -> Measured:
-    """Median over seeds of the last point of the reference's curve, nats."""
+def target_losses(view: View) -> dict[float, Measured]:
+    """Share of the horizon -> the reference's loss there: the median over its finals, nats.
+
+    The shares are the protocol's `targets`, and 1 beside them.
+    """
+    shares = sorted({1.0, *map(float, view.setting("targets", default=()) or ())})
     reference = view.method(view.reference)
+    horizon = horizon_tokens(view)
     if reference is None or not reference.good:
-        return Missing(f"no good final of the reference, {clean(view.reference)}")
-    lasts = [float(record.curve[-1][-1]) for record in reference.good if record.curve]
-    return _given(stats.median(lasts), "the reference's finals hold no curve")
+        none = Missing(f"no good final of the reference, {clean(view.reference)}")
+        return dict.fromkeys(shares, none)
+    if horizon is None:
+        return dict.fromkeys(shares, Missing("the protocol is not known"))
+    return dict(merit.targets([curve(r) for r in reference.final], shares, horizon))
+
+
+def curve(record: TrialRecord) -> Sequence[Sequence[float]]:
+    """A final's curve; an empty one for a final that failed, which reaches nothing."""
+    return record.curve if record.status == "ok" else ()
+
+
+def target_loss(view: View) -> Measured:
+    """The reference's loss at the end of its horizon, nats."""
+    return target_losses(view)[1.0]
+
+
+def to_target(method: Method, view: View, share: float) -> merit.Reached | Missing:
+    """What a method spends until the reference's loss at this share of the horizon."""
+    target = target_losses(view)[share]
+    if isinstance(target, Missing):
+        return target
+    if method.name == view.reference and share == 1.0:
+        return Missing("this is the reference: its whole horizon, by definition")
+    if not method.final:
+        return Missing("no final records")
+    per_step = (view.setting("data", "batch") or 0) * (view.setting("data", "sequence") or 0)
+    curves = [curve(record) for record in method.final]
+    return merit.to_target(curves, target, per_step, known(step_s(method)))
 
 
 def tokens_to_reference(method: Method, view: View) -> Measured:
     """Median over the finals of tokens to the reference's loss; a seed never there is inf."""
-    target = target_loss(view)
-    if isinstance(target, Missing):
-        return target
-    if method.name == view.reference:
-        return Missing("this is the reference: its whole horizon, by definition")
-    if not method.final:
-        return Missing("no final records")
-    reached = [stats.tokens_to_target(r.curve, target) for r in method.good if r.curve]
-    hits = [tokens for tokens in reached if tokens is not None]
-    all_of_them = [*hits, *[math.inf] * (len(method.final) - len(hits))]
-    middle = stats.median(all_of_them)
-    if middle is None or not math.isfinite(middle):
-        return Missing(
-            f"reached by {len(hits)} of {plural(len(method.final), 'seed')} "
-            "on two evaluations in a row"
-        )
-    return middle
+    found = to_target(method, view, 1.0)
+    return found if isinstance(found, Missing) else found.tokens
 
 
 def horizon_steps(view: View, method: Method | None = None) -> float | None:

@@ -266,6 +266,7 @@ def _reason(value: object) -> Missing:
 
 TARGET = (
     "method",
+    "share_of_reference_horizon",
     "target_loss_nats",
     "tokens",
     "steps",
@@ -276,38 +277,40 @@ TARGET = (
 )
 
 
-def tokens_to_reference(view: View) -> DataFrame:
-    """Tokens, steps and seconds to the reference's final loss, median over the finals."""
-    target = measure.target_loss(view)
-    per_step = (view.setting("data", "batch") or 0) * (view.setting("data", "sequence") or 0)
+def tokens_to_targets(view: View) -> DataFrame:
+    """Tokens, steps and seconds to the reference's loss at the shares of its horizon that the
+    protocol declares, median over the finals; one row a method and a target."""
     rows = []
-    for method in view.methods:
-        tokens = measure.tokens_to_reference(method, view)
-        lost = tokens if isinstance(tokens, Missing) else Missing("the protocol is not known")
-        number = measure.known(tokens)
-        horizon = measure.horizon_tokens(view, method)
-        steps = number / per_step if number is not None and per_step else None
-        rows.append(
-            {
-                "method": clean(method.name),
-                "target_loss_nats": target,
-                "tokens": tokens,
-                "steps": lost if steps is None else steps,
-                "seconds": lost if steps is None else _times(steps, measure.step_s(method)),
-                "share_of_horizon": number / horizon if number is not None and horizon else lost,
-                "seeds_reached": _reached(method, measure.known(target)),
-                "finals": len(method.final),
-            }
-        )
+    for share, target in measure.target_losses(view).items():
+        for method in view.methods:
+            rows.append({**_to_target(method, view, share), "target_loss_nats": target})
     return frame(TARGET, rows)
 
 
-def _times(steps: float, step_s: measure.Measured) -> measure.Measured:
-    return step_s if isinstance(step_s, Missing) else steps * step_s
+def _to_target(method: Method, view: View, share: float) -> dict[str, Any]:
+    found = measure.to_target(method, view, share)
+    row: dict[str, Any] = {
+        "method": clean(method.name),
+        "share_of_reference_horizon": share,
+        "finals": len(method.final),
+    }
+    if isinstance(found, Missing):
+        lost = dict.fromkeys(("tokens", "steps", "seconds", "share_of_horizon"), found)
+        return {**row, **lost, "seeds_reached": _seeds_reached(method, view, share)}
+    horizon, step_s = measure.horizon_tokens(view, method), measure.step_s(method)
+    return {
+        **row,
+        "tokens": found.tokens,
+        "steps": found.steps,
+        "seconds": step_s if isinstance(step_s, Missing) else found.seconds,
+        "share_of_horizon": found.tokens / horizon if horizon else Missing("no horizon is known"),
+        "seeds_reached": found.reached,
+    }
 
 
-def _reached(method: Method, target: float | None) -> int:
-    if target is None:
-        return 0
-    found = (stats.tokens_to_target(record.curve, target) for record in method.good)
+def _seeds_reached(method: Method, view: View, share: float) -> int | Missing:
+    target = measure.target_losses(view)[share]
+    if isinstance(target, Missing):
+        return target
+    found = (stats.tokens_to_target(measure.curve(r), target) for r in method.final)
     return sum(tokens is not None for tokens in found)

@@ -10,6 +10,7 @@ from levelfield.bench import api, mix, study
 from levelfield.bench.build import claimed_state_bytes
 from levelfield.bench.check import Bench
 from levelfield.bench.meter import state_bytes
+from levelfield.bench.reference import load_spec
 from levelfield.bench.registry import OPTIMIZERS
 from levelfield.bench.spec import BenchError
 from levelfield.tests import small
@@ -20,7 +21,7 @@ FULL = "mix(matrix=muon,embed=adafactor,head=adamw,vector=signsgd)"
 @pytest.mark.parametrize("name", ["adamw", "lion", "signsgd", "adamw_split", "adafactor"])
 def test_a_mix_of_one_is_that_one(name: str) -> None:
     spec = OPTIMIZERS.load(name).value
-    whole = mix.load_spec(f"mix(matrix={name},embed={name},head={name},vector={name})").value
+    whole = load_spec(f"mix(matrix={name},embed={name},head={name},vector={name})").value
     scale, multiplier = 1.7, 2.5 if "embed_multiplier" in spec.space else 1.0
     own = {**spec.defaults(), spec.scale: spec.defaults()[spec.scale] * scale}
     if "embed_multiplier" in spec.space:
@@ -30,13 +31,13 @@ def test_a_mix_of_one_is_that_one(name: str) -> None:
 
 
 def test_a_part_alone_leaves_the_rest_to_the_fallback() -> None:
-    alone, muon = mix.load_spec("mix(matrix=muon)").value, OPTIMIZERS.load("muon").value
+    alone, muon = load_spec("mix(matrix=muon)").value, OPTIMIZERS.load("muon").value
     assert alone.roles == muon.roles
     assert Bench(alone, alone.defaults()).take(8) == Bench(muon, muon.defaults()).take(8)
 
 
 def test_bytes_are_the_sum_of_the_parts() -> None:
-    spec = mix.load_spec(FULL).value
+    spec = load_spec(FULL).value
     bench = Bench(spec, spec.defaults())
     bench.take(4)
     infos = tuple(param.info for param in bench.params)
@@ -51,7 +52,7 @@ def test_bytes_are_the_sum_of_the_parts() -> None:
 
 
 def test_every_parameter_is_held_once() -> None:
-    bench = Bench(mix.load_spec(FULL).value, mix.load_spec(FULL).value.defaults())
+    bench = Bench(load_spec(FULL).value, load_spec(FULL).value.defaults())
     held = [id(p) for o in bench.stepper.optimizers for g in o.param_groups for p in g["params"]]
     assert sorted(held) == sorted(id(param.tensor) for param in bench.params)
 
@@ -75,11 +76,11 @@ def test_order_and_spaces_do_not_make_another_method() -> None:
 )
 def test_a_wrong_mix_is_told(reference: str, message: str) -> None:
     with pytest.raises(BenchError, match=message):
-        mix.load_spec(reference)
+        load_spec(reference)
 
 
 def test_a_method_that_drives_its_own_step_is_refused() -> None:
-    spec = mix.load_spec("mix(matrix=lomo,embed=lomo,head=lomo,vector=lomo)").value
+    spec = load_spec("mix(matrix=lomo,embed=lomo,head=lomo,vector=lomo)").value
     with pytest.raises(BenchError, match="drives its own step"):
         Bench(spec, spec.defaults())
 

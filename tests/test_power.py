@@ -18,32 +18,33 @@ NAN, INF = math.nan, math.inf
 def test_an_effect_of_one_sd_needs_ten_pairs() -> None:
     assert power.needed(0.6, 0.6, design="paired") == 10
     assert power.needed(-0.6, 0.6, design="paired") == 10
-    assert power.needed(1.0, 1.0) == 17  # a group: the textbook's number
+    assert power.needed(1.0, 1.0, design="two-sample") == 17  # a group: the textbook's number
+    assert power.needed(1.0, 1.0) == 17
 
 
 def test_power_is_the_non_central_t() -> None:
     bound = scipy_stats.t.ppf(0.975, 8)
     shift = 0.3 / (0.2 * math.sqrt(2 / 5))
     expected = scipy_stats.nct.sf(bound, 8, shift) + scipy_stats.nct.cdf(-bound, 8, shift)
-    assert power.achieved_power(0.3, 0.2, 5) == pytest.approx(expected)
-    assert power.achieved_power(0.0, 0.2, 5) == pytest.approx(0.05)
-    assert power.achieved_power(1e9, 0.2, 5) == 1.0
+    assert power.achieved_power(0.3, 0.2, 5, design="two-sample") == pytest.approx(expected)
+    assert power.achieved_power(0.0, 0.2, 5, design="two-sample") == pytest.approx(0.05)
+    assert power.achieved_power(1e9, 0.2, 5) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("design", ["two-sample", "paired"])
-@pytest.mark.parametrize(("effect", "n"), [(0.5, 3), (1.5, 5)])
+@pytest.mark.parametrize("design", ["welch", "two-sample", "paired"])
+@pytest.mark.parametrize(("effect", "n"), [(0.5, 3), (1.5, 5), (4.0, 3), (3.0, 2)])
 def test_power_is_what_simulated_tests_find(design: Design, effect: float, n: int) -> None:
     dice = np.random.default_rng(1)
     a, b = dice.normal(effect, 1, (20_000, n)), dice.normal(0, 1, (20_000, n))
     if design == "paired":
         found = scipy_stats.ttest_1samp(a, 0, axis=1).pvalue
     else:
-        found = scipy_stats.ttest_ind(a, b, axis=1).pvalue
+        found = scipy_stats.ttest_ind(a, b, axis=1, equal_var=design == "two-sample").pvalue
     predicted = power.achieved_power(effect, 1.0, n, design=design)
     assert predicted == pytest.approx(np.mean(found <= 0.05), abs=0.012)
 
 
-@pytest.mark.parametrize("design", ["two-sample", "paired"])
+@pytest.mark.parametrize("design", ["welch", "two-sample", "paired"])
 def test_detectable_and_needed_undo_power(design: Design) -> None:
     smallest = power.detectable(0.02, 5, design=design)
     assert not isinstance(smallest, Missing)

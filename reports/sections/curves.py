@@ -29,29 +29,35 @@ def render(view: View) -> Block | None:
     parts += drawing(figures.loss_seconds, view, "loss_seconds", "Loss against seconds", words) or [
         Prose("Loss against seconds needs timing records, and there are none.")
     ]
-    target = measure.known(measure.target_loss(view))
-    if target is not None:
-        parts += [Prose(_target_words(view, target)), _target_table(view)]
+    if any(measure.known(loss) is not None for loss in measure.target_losses(view).values()):
+        parts += [Prose(_target_words(view)), _target_table(view)]
     return Block(parts=tuple(parts))
 
 
-def _target_words(view: View, target: float) -> str:
+def _target_words(view: View) -> str:
+    losses = [
+        f"{fixed(loss, 4)} nats at {100 * share:g} %"
+        for share, loss in measure.target_losses(view).items()
+        if not isinstance(loss, measure.Missing)
+    ]
     return (
-        f"The target is the median last point of {clean(view.reference)}'s curves, "
-        f"{fixed(target, 4)} nats. It counts as reached with two evaluations in a row at or below; "
-        "the crossing is interpolated linearly in log tokens. The schedule was made for the whole "
-        "horizon, so a run planned for fewer tokens could do better than this: a lower bound of "
-        "what is saved."
+        f"Targets are the median losses of {clean(view.reference)} at shares of its horizon: "
+        f"{listed(losses)}. One counts as reached with two evaluations in a row at or below; the "
+        "crossing is interpolated linearly in log tokens, and a seed that never gets there counts. "
+        "The schedule was made for the whole horizon, so a run planned for fewer tokens could do "
+        "better than this: a lower bound of what is saved."
     )
 
 
 def _target_table(view: View) -> Part:
     reference = clean(view.reference)
     return grid(
-        "tokens_to_reference",
-        f"Tokens to {reference}'s loss (median over seeds; a seed that never gets there counts)",
-        tables.tokens_to_reference(view),
+        "tokens_to_targets",
+        f"Tokens, steps and seconds to {reference}'s losses (median over seeds)",
+        tables.tokens_to_targets(view),
         [
+            Column("share_of_reference_horizon", "target at", lambda v: f"{100 * v:g} %"),
+            Column("target_loss_nats", "nats", lambda v: fixed(v, 4)),
             Column("method", "method", align="left"),
             Column("tokens", "tokens", big),
             Column("steps", "steps", count),

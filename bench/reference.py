@@ -1,0 +1,143 @@
+"""What a user may write for a method: a name, a file, a mix, or a method with values changed.
+
+    foam                                   by name
+    path/to/file.py:SPEC                   from a file
+    mix(matrix=muon,embed=adafactor)       one method a role (`bench.mix`)
+    foam(residual=false,beta2=0.95)        with hyper-parameters of one's own: an ablation in a line
+
+A changed value is fixed: a dimension that is named is tuned no more. The forms nest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from levelfield.bench import mix
+from levelfield.bench.digest import did_you_mean
+from levelfield.bench.registry import OPTIMIZERS, Entry, Loaded
+from levelfield.bench.spec import BenchError, OptimizerSpec
+
+FORM = "NAME(key=value,key=value), the keys as `levelfield show NAME` lists them"
+
+
+def load_spec(reference: str) -> Loaded[OptimizerSpec]:
+    """A method by any of the forms.
+
+    Raises:
+        BenchError: unknown, broken, or not of one of the forms.
+    """
+    head, inside = _call(reference)
+    if inside is None:
+        return OPTIMIZERS.load(reference)
+    if head == "mix":
+        return mix.mixed({r: load_spec(part) for r, part in mix.parse(reference, inside).items()})
+    return _changed(load_spec(head), parse(reference, inside))
+
+
+def _call(reference: str) -> tuple[str, list[str] | None]:
+    """`head(a,b)` -> head and its parts, cut at commas that are in no bracket of their own; the
+    reference itself and None where it is no such form."""
+    text = reference.strip()
+    if not text.endswith(")") or text.startswith("("):
+        return text, None
+    depth, start = 0, None
+    for index in range(len(text) - 1, -1, -1):
+        depth += (text[index] == ")") - (text[index] == "(")
+        if depth == 0:
+            start = index
+            break
+    if start is None:
+        raise BenchError(f"{reference}: a bracket is not opened", f"accepted: {FORM}")
+    return text[:start].strip(), _split(text[start + 1 : -1])
+
+
+def _split(text: str) -> list[str]:
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse(reference: str, inside: list[str]) -> dict[str, Any]:
+    """Key -> value: a number, true, false, null, or else a text.
+
+    Raises:
+        BenchError: a part without `=`, a key twice, nothing at all.
+    """
+    found: dict[str, Any] = {}
+    for part in inside:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value or key in found:
+            raise BenchError(f"{reference}: {part!r} changes nothing", f"accepted: {FORM}")
+        found[key] = _value(value)
+    if not found:
+        raise BenchError(f"{reference} changes nothing", f"accepted: {FORM}")
+    return found
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false", "null"):
+        return json.loads(text)
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _changed(loaded: Loaded[OptimizerSpec], values: Mapping[str, Any]) -> Loaded[OptimizerSpec]:
+    """The same method with these values, fixed.
+
+    Raises:
+        BenchError: a key that it does not have, a value of another kind, its scale.
+    """
+    spec = loaded.value
+    defaults = spec.defaults()
+    for key, value in values.items():
+        if key not in defaults:
+            raise BenchError(f"{spec.name} has no {key!r}", did_you_mean(key, defaults))
+        if key == spec.scale:
+            raise BenchError(
+                f"{key!r} is what tuning moves in {spec.name}",
+                "accepted: any other of its hyper-parameters",
+            )
+        if not _alike(value, defaults[key]):
+            raise BenchError(
+                f"{spec.name}: {key}={_shown(value)} is of another kind",
+                f"its default is {_shown(defaults[key])}",
+            )
+    shown = ",".join(f"{key}={_shown(value)}" for key, value in values.items())
+    name = f"{spec.name}({shown})"
+    changed = replace(
+        spec,
+        name=name,
+        summary=f"{spec.summary}; with {shown.replace(',', ', ')}",
+        space={key: dim for key, dim in spec.space.items() if key not in values},
+        fixed={**spec.fixed, **values},
+    )
+    origin, inner = loaded.entry.origin, loaded.entry.reference
+    entry = Entry(name=name, origin=f"{origin}, with {shown}", reference=f"{inner}({shown})")
+    return Loaded(changed, entry, loaded.path, (loaded,))
+
+
+def _alike(value: Any, default: Any) -> bool:
+    """Whether a value can stand for the default: numbers for numbers, words for words."""
+    if default is None or value is None:
+        return True
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    if isinstance(default, float):
+        return isinstance(value, (int, float))
+    return isinstance(value, type(default))
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
