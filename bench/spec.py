@@ -17,7 +17,7 @@ from levelfield.bench.space import Dim
 SCHEMA = 1
 """Version of the lines in `records.jsonl` and of `manifest.json`."""
 
-ENGINE_VERSION = 1
+ENGINE_VERSION = 2
 """Raised whenever the training loop changes in a way that changes numbers: old records go stale."""
 
 Role = Literal["matrix", "embed", "head", "vector"]

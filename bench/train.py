@@ -265,13 +265,21 @@ class Trial:
         limit = self.protocol.evaluation.sequences
         with self.stepper.evaluating():
             loss = self._loss_on("selection", limit)
-            control = self._loss_on("control", limit) if self.stepper.observes else None
+            control = self._control_loss() if self.stepper.observes else None
         self.curve.append([self.step * self.protocol.tokens_per_step, trained_s, loss])
         if control is not None:
             self.stepper.observe(control)
         self.wall_s["eval"] += self.meter.now_s() - start
         if not math.isfinite(loss):
             raise Diverged(f"selection loss is {loss} at step {self.step}")
+
+    def _control_loss(self) -> float:
+        """The loss that a controller sees, charged to its method: a forward pass is a third of a
+        forward and backward one."""
+        limit, length = self.protocol.evaluation.sequences, self.protocol.data.sequence
+        count = len(self.corpus.sequences("control", length, limit))
+        self.passes += count * length / self.protocol.tokens_per_step / 3
+        return self._loss_on("control", limit)
 
     def _finish(self) -> None:
         self._evaluate()
@@ -286,8 +294,12 @@ class Trial:
                 raise Diverged(f"loss on a whole slice is {loss} at step {self.step}")
 
     def _timing(self) -> None:
-        """One window of steps after the untimed ones; no evaluation, no accounting."""
-        window = self._window()
+        """One window of steps after the untimed ones; no evaluation, no accounting. A controller
+        makes a step cost something else later on: it is timed to the end, with what it reads."""
+        observes = self.stepper.observes
+        window = self.protocol.budget.steps if observes else self._window()
+        if observes:
+            self._observe()
         for _ in range(min(UNTIMED_STEPS, self.protocol.budget.steps)):
             self.one_step()
         start = self.meter.now_s()
@@ -295,6 +307,8 @@ class Trial:
         for _ in range(min(window, self.protocol.budget.steps - self.step)):
             self.one_step()
             self.timed_steps += 1
+            if observes and self.step % self.protocol.evaluation.every == 0:
+                self._observe()
         spent = self.meter.now_s() - start
         if self.timed_steps:
             self.wall_s["step"] = spent
@@ -303,6 +317,11 @@ class Trial:
             self.wall_s["step"] = None
             self.missing["wall_s.step"] = f"the first {UNTIMED_STEPS} steps are not timed"
         self._check_loss_quietly()
+
+    def _observe(self) -> None:
+        with self.stepper.evaluating():
+            control = self._control_loss()
+        self.stepper.observe(control)
 
     def _window(self) -> int:
         """Steps of a timing window: a whole number of the method's periods, so that what happens

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.bench import space
-from levelfield.bench.spec import Protocol, TrialRecord
+from levelfield.bench.spec import ENGINE_VERSION, Protocol, TrialRecord
 from levelfield.bench.store import Run
 
 PARAMETERS = 139_000
@@ -80,7 +80,7 @@ def manifest(fakes: Mapping[str, Fake] = FAKES, **changes: Any) -> dict[str, Any
         "created_utc": "2025-03-01T10:15:00Z",
         "command": ["levelfield", "run", "cpu-minutes", "-o", "adamw", "-o", "muon"],
         "levelfield_version": "0.1.0",
-        "engine_version": 1,
+        "engine_version": ENGINE_VERSION,
         "seed": 0,
         "final_seeds": len(SEEDS),
         "modified": [],

@@ -241,6 +241,21 @@ def test_an_observer_is_told_the_control_loss_after_every_evaluation() -> None:
     assert told[-1][1] < told[0][1]
     assert record.series["empty"] == []
     assert record.refreshes == 6
+    # Five control evaluations of a forward pass each, a third of a whole one.
+    sequences = min(protocol.evaluation.sequences, 64)
+    forward = sequences * protocol.data.sequence / TOKENS / 3
+    assert record.passes == pytest.approx(16 + 5 * forward)
+
+
+def test_a_controller_is_timed_to_the_end_with_what_it_reads() -> None:
+    """One window of its first steps would say nothing of what it does later on."""
+    protocol = small.changed(evaluation=replace(small.PROTOCOL.evaluation, every=4))
+    record = small.train(small.plugin("odd:OBSERVING"), protocol, phase="timing")
+    assert record.status == "ok"
+    assert record.steps == 16
+    assert [step for step, _ in record.series["control"]] == [0, 8, 12, 16]
+    plain = small.train(small.plugin("odd:TWO_PASSES"), protocol, phase="timing")
+    assert plain.steps <= 16
 
 
 def test_a_method_that_does_not_observe_costs_no_control_evaluation(
