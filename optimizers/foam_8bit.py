@@ -18,8 +18,8 @@ Memory-Efficient LLM Training", https://arxiv.org/abs/2512.07112, 2025 (ICML 202
 Quantization", https://arxiv.org/abs/2110.02861, 2021.
 Reference code: none for the combination: this is ours. FOAM's is
 https://github.com/zqOuO/FOAM @ 13769c73 (no licence stated; nothing copied).
-Defaults: those of `foam`; `quant_block` 256 is bitsandbytes', `min_elements` 1024 is ours: at level 2
-it leaves one whole block of folds. bitsandbytes' 4096 would keep small models in float32.
+Defaults: those of `foam`; `quant_block` 256 is bitsandbytes', `min_elements` 1024 is ours: at
+level 2 that is a whole block of folds. bitsandbytes' 4096 would keep small models in float32.
 Decisions: only the folded moments are quantised, as that is what the paper's 8-bit form is about,
 and as bitsandbytes advises 32 bits for embeddings. `min_elements` counts the parameter's elements,
 as in bitsandbytes, not the folds. A v~ below 1.6e-7 of its block's largest becomes 0; where R is 0
