@@ -312,6 +312,9 @@ class Tuner:
     """Of the trials, how many are kept back to go beyond the edge of a range."""
     generation: int = 4
     """Trials asked at once by sobol, tpe and random: results never depend on the workers."""
+    resolution: float = 0.004
+    """Nats: the bracket goes no further down once two steps in a row gained less each, so that it
+    does not follow noise towards a rate of zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ on the number of workers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,20 +54,29 @@ def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
     return None
 
 
-def next_offset(tried: Mapping[int, float], allowed: Sequence[int]) -> int | None:
+def next_offset(
+    tried: Mapping[int, float], allowed: Sequence[int], resolution: float = 0.0
+) -> int | None:
     """The bracket's next step from the default, in factors; None when the minimum is interior.
 
     Args:
         tried: loss by offset; infinity for a trial that did not end well. Offset 0 is there.
         allowed: offsets that the dimension's natural bounds permit.
+        resolution: after two steps down in a row that gained less than this each, no further.
     """
     if all(math.isinf(loss) for loss in tried.values()):
         # Nothing works yet: a smaller scale is the safer side.
         candidates: tuple[int, ...] = (min(tried) - 1,)
     else:
         best = min(tried, key=lambda offset: (tried[offset], abs(offset)))
-        candidates = (best + 1, best - 1)
+        candidates = (best + 1,) if _flat(tried, best, resolution) else (best + 1, best - 1)
     return next((k for k in candidates if k not in tried and k in allowed), None)
+
+
+def _flat(tried: Mapping[int, float], best: int, resolution: float) -> bool:
+    """Whether the last two steps down to `best` gained less than the resolution each."""
+    above = [tried.get(best + step, math.inf) for step in (2, 1, 0)]
+    return all(0.0 <= high - low < resolution for high, low in itertools.pairwise(above))
 
 
 class TuningStudy:
@@ -245,7 +255,8 @@ class TuningStudy:
             return 0
         low, high = self.scale.bounds
         reach = range(min(tried) - 1, max(tried) + 2)
-        return next_offset(tried, [k for k in reach if low <= self.scale_at(k) <= high])
+        allowed = [k for k in reach if low <= self.scale_at(k) <= high]
+        return next_offset(tried, allowed, self.tuner.resolution)
 
     def bracket_trials(self) -> dict[int, int]:
         """Trial number by offset, of the told trials that moved the scale alone."""

@@ -58,7 +58,8 @@ def propose(
         done.append((point, tried[offset]))
         reach = range(min(tried) - 1, max(tried) + 2)
         low, high = scale.bounds
-        offset = next_offset(tried, [k for k in reach if low <= value(k) <= high])
+        allowed = [k for k in reach if low <= value(k) <= high]
+        offset = next_offset(tried, allowed, tuner.resolution)
     left = trials - len(done)
     if left < 1:
         return done

@@ -355,6 +355,20 @@ def test_the_next_step_keeps_to_what_is_allowed() -> None:
     assert next_offset({0: math.inf}, [0, 1]) is None
 
 
+@pytest.mark.parametrize(
+    ("tried", "expected"),
+    [
+        ({0: 1.0, 1: 1.5, -1: 0.998, -2: 0.996}, None),  # two flat steps down
+        ({0: 1.0, 1: 1.5, -1: 0.998}, -2),  # one is not enough
+        ({0: 1.0, 1: 1.5, -1: 0.5, -2: 0.499}, -3),
+        ({0: 1.0, 1: 0.998, 2: 0.996}, 3),  # upwards a plateau is crossed
+        ({0: math.inf, -1: math.inf, -2: math.inf}, -3),
+    ],
+)
+def test_noise_is_not_followed_towards_zero(tried: dict[int, float], expected: int | None) -> None:
+    assert next_offset(tried, range(-9, 10), 0.004) == expected
+
+
 def test_natural_bounds_end_the_bracket() -> None:
     spec = method(lr=space.log(1e-2, 1.0, default=0.5, upper_bound=1.0), **MORE)
     driven = drive(spec, bowl(10.0))
