@@ -146,6 +146,7 @@ def _list_records(kind: str) -> Result:
             "name": name,
             "origin": item.origin,
             **{k: v for k, v in item.literals.items() if k in ("family", "summary", "paper")},
+            **_lacking(item.literals),
         }
         for name, item in sorted(entries.items())
     ]
@@ -153,9 +154,19 @@ def _list_records(kind: str) -> Result:
     lines = [
         f"{row['name']:<{width}}  {row.get('family', '')}{'  ' if row.get('family') else ''}"
         f"{row.get('summary', 'from ' + row['origin'] + ', not loaded')}"
+        + (f"  [needs {', '.join(row['lacks'])}, not installed]" if "lacks" in row else "")
         for row in rows
     ]
     return Result({"kind": kind, "items": rows}, lines)
+
+
+def _lacking(literals: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Libraries that a method needs and that are not installed; nothing is imported."""
+    from importlib.util import find_spec
+
+    needed = literals.get("requires") or ()
+    lacks = [name for name in needed if find_spec(str(name).partition(".")[0]) is None]
+    return {"lacks": lacks} if lacks else {}
 
 
 def _list_runs(out: Path) -> Result:
@@ -324,7 +335,7 @@ def _finished(done: Any) -> Result:
 
     path = page.write(done)
     methods = [item["name"] for item in done.manifest["methods"]]
-    code = exit_code(done.records, methods)
+    code = exit_code(done.records, done.manifest)
     lines = [*terminal.summary(done), f"page: {path}"]
     counts: dict[str, int] = {}
     for record in done.records:
@@ -339,10 +350,7 @@ def _family_finished(done: Any) -> Result:
 
     pages = {name: str(page.write(run)) for name, run in done.runs}
     path = family.write(done)
-    codes = [
-        exit_code(run.records, [item["name"] for item in run.manifest["methods"]])
-        for _, run in done.runs
-    ]
+    codes = [exit_code(run.records, run.manifest) for _, run in done.runs]
     data = {"family": str(done.path), "page": str(path), "pages": pages}
     return Result(data, [*family.summary(done), f"page: {path}"], max(codes, default=EXIT_FAILED))
 
@@ -506,6 +514,68 @@ def plan(
 
 
 @app.command()
+def memory(
+    model: Annotated[
+        str,
+        typer.Option("--model", help="llama-60m to llama-7b, a config's JSON file, or a folder."),
+    ],
+    optimizer: Annotated[
+        list[str] | None,
+        typer.Option("--optimizer", "-o", help="A method; repeatable [those of quick]."),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences a pass.")] = 1,
+    seq: Annotated[int, typer.Option("--seq", help="Tokens a sequence.")] = 256,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, fp32+bf16.")] = "bf16",
+    accumulation: Annotated[int, typer.Option("--accumulation", help="Passes a step.")] = 1,
+    checkpointing: Annotated[
+        bool, typer.Option("--checkpointing", help="Compute activations again in backward.")
+    ] = False,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", help="Does it fit 24GiB, 80GB? repeatable.")
+    ] = None,
+    route: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--route",
+            help="formula, simulated, measured or all; repeatable [formula and simulated, and "
+            "measured if that takes seconds].",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Planned for: cuda or cpu.")] = "cuda",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for page, figure and CSV.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what methods need in memory on a model, and what fits. Nothing is allocated."""
+
+    def work() -> Result:
+        from levelfield.bench import memory as planner
+        from levelfield.bench import registry
+        from levelfield.reports import memory as report
+
+        found = planner.plan(
+            model,
+            optimizer or registry.PROTOCOLS.load("quick").value.methods,
+            batch=batch,
+            sequence=seq,
+            accumulation=accumulation,
+            precision=precision,
+            checkpointing=checkpointing,
+            target=device,
+            routes=None if not route else planner.ROUTES if "all" in route else route,
+            gpus=gpu or (),
+            told=lambda text: print(f"{text} ...", file=sys.stderr, flush=True),
+        )
+        paths = report.write(found, out) if out is not None else ()
+        written = [f"written: {', '.join(map(str, paths))}"] if paths else []
+        data = {**report.data(found), "files": [str(path) for path in paths]}
+        return Result(data, [*report.lines(found), *written])
+
+    emit("memory", as_json, work)
+
+
+@app.command()
 def check(
     name: Annotated[str, typer.Argument(help="A method's name, or file.py:SPEC.")],
     as_json: Json = False,
@@ -530,7 +600,9 @@ def check(
                 for item in found
             ],
         }
-        line = f"{method.name}: {len(found) - failed} of {len(found)} checks hold"
+        *checks, spent = found
+        held = f"{len(checks) - failed} of {len(checks)} checks hold"
+        line = f"{method.name}: {held}, {spent.wall_s:.1f} s"
         return Result(data, [line], EXIT_FAILED if failed else EXIT_OK)
 
     emit("check", as_json, work)

@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from levelfield.bench.meter import StorageTracker, state_tensors
+from levelfield.bench.meter import Ledger, StorageTracker, state_tensors
 from levelfield.bench.stepper import Parameter, Stepper
+
+STRETCHES = ("pass", "update")
+"""A step is in a pass (forward and backward) or in the update."""
+KINDS = ("weights", "gradients", "state", "activations", "temporary")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The peak of one stretch of a step."""
+
+    total: int
+    by_kind: Mapping[str, int]
+    """Bytes of each of `KINDS` at the peak; they add up to `total`."""
+    most: Mapping[str, int]
+    """The most of each kind at any moment, which need not be that of the total."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """One step under the tracker; complete once the step is over."""
+
+    phase: Callable[[str], None]
+    """For `StepBatch`: told where a pass begins and ends."""
+    stretches: dict[str, Stretch] = field(default_factory=dict)
+    host_reads: int = 0
+    """Scalars that the host read inside the step."""
+    libraries: frozenset[str] = frozenset()
+    """As of `StorageTracker`."""
 
 
 @contextmanager
-def account(
+def watch(
     params: tuple[Parameter, ...],
     model: nn.Module,
     stepper: Stepper,
-    peaks: dict[str, int | None],
-) -> Iterator[Callable[[str], None]]:
-    """Track one step and merge its peak into `peaks` if it is the highest so far.
+    scalar: float | None = None,
+) -> Iterator[Watch]:
+    """Track one step, of real or of fake tensors.
 
-    `host_reads` of `peaks` becomes the number of scalars that the host read inside this step.
+    What is neither weight, gradient nor state counts as `activations` in a pass, as `temporary` in
+    the update.
 
-    The kinds are those of the moment of the peak and add up to `total`. What is neither weight,
-    gradient nor state counts as `activations` when the peak falls into a pass, as `temporary` when
-    it falls into the update. `pass_peak` and `update_peak` are the totals of the two stretches.
-
-    Yields:
-        A callable for `StepBatch`, told where a pass begins and ends.
+    Args:
+        scalar: as for `StorageTracker`.
     """
     held = [*model.parameters(), *model.buffers()]
-    tracker = StorageTracker(held)
+    tracker = StorageTracker(held, scalar)
     weights = {tracker.number(tensor) for tensor in held}
     state = {tracker.number(tensor) for tensor in state_tensors(stepper.optimizers)}
     tracker.restart_peak()
@@ -44,45 +70,75 @@ def account(
         param.tensor.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
         for param in params
     ]
-    stretches: dict[str, tuple[int, dict[int, int]]] = {}
+    ledgers: dict[str, list[Ledger]] = {}
     current = "update"
 
     def close() -> None:
-        bytes_before = stretches.get(current, (0, {}))[0]
-        if tracker.peak_bytes > bytes_before:
-            stretches[current] = (tracker.peak_bytes, tracker.peak_sizes)
-        tracker.restart_peak()
+        ledgers.setdefault(current, []).append(tracker.restart_peak())
 
     def phase(name: str) -> None:
         nonlocal current
         close()
         current = name
 
+    found = Watch(phase)
     try:
         with tracker:
-            yield phase
+            yield found
         close()
     finally:
         for hook in hooks:
             hook.remove()
-    peaks["host_reads"] = tracker.host_reads
+    found.host_reads, found.libraries = tracker.host_reads, frozenset(tracker.libraries)
     state |= {tracker.number(tensor) for tensor in state_tensors(stepper.optimizers)}
-    where = max(stretches, key=lambda name: stretches[name][0])
-    total, sizes = stretches[where]
-    if total <= (peaks.get("total") or 0):
+    kind_of = {
+        **dict.fromkeys(gradients, "gradients"),
+        **dict.fromkeys(state, "state"),
+        **dict.fromkeys(weights, "weights"),
+    }
+    for name, parts in ledgers.items():
+        rest = "activations" if name == "pass" else "temporary"
+        found.stretches[name] = _stretch(parts, kind_of, rest)
+
+
+def _stretch(parts: Sequence[Ledger], kind_of: Mapping[int, str], rest: str) -> Stretch:
+    """Several ledgers of one name as one; `rest` is the kind of what is of no other."""
+    highest = max(parts, key=lambda part: part.peak_bytes)
+    by_kind = dict.fromkeys(KINDS, 0)
+    for number, size in highest.peak_sizes().items():
+        by_kind[kind_of.get(number, rest)] += size
+    most = dict.fromkeys(KINDS, 0)
+    for part in parts:
+        for kind, size in part.most(kind_of, rest).items():
+            most[kind] = max(most[kind], size)
+    return Stretch(highest.peak_bytes, by_kind, most)
+
+
+@contextmanager
+def account(
+    params: tuple[Parameter, ...],
+    model: nn.Module,
+    stepper: Stepper,
+    peaks: dict[str, int | None],
+) -> Iterator[Callable[[str], None]]:
+    """Track one step and merge its peak into `peaks` if it is the highest so far.
+
+    `host_reads` of `peaks` becomes the number of scalars that the host read inside this step.
+
+    The kinds are those of the moment of the peak and add up to `total`. `pass_peak` and
+    `update_peak` are the totals of the two stretches.
+
+    Yields:
+        A callable for `StepBatch`, told where a pass begins and ends.
+    """
+    with watch(params, model, stepper) as found:
+        yield found.phase
+    peaks["host_reads"] = found.host_reads
+    highest = max(found.stretches.values(), key=lambda stretch: stretch.total)
+    if highest.total <= (peaks.get("total") or 0):
         return
-    by_kind = {"weights": 0, "gradients": 0, "state": 0, "activations": 0, "temporary": 0}
-    for number, size in sizes.items():
-        if number in weights:
-            kind = "weights"
-        elif number in state:
-            kind = "state"
-        elif number in gradients:
-            kind = "gradients"
-        else:
-            kind = "activations" if where == "pass" else "temporary"
-        by_kind[kind] += size
-    peaks.update(by_kind)
-    peaks["total"] = total
-    for name in ("pass", "update"):
-        peaks[f"{name}_peak"] = stretches[name][0] if name in stretches else None
+    peaks.update(highest.by_kind)
+    peaks["total"] = highest.total
+    for name in STRETCHES:
+        stretch = found.stretches.get(name)
+        peaks[f"{name}_peak"] = None if stretch is None else stretch.total

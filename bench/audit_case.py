@@ -70,9 +70,15 @@ class Case:
         self.seed: int = manifest["seed"]
         self.finals: int = manifest["final_seeds"]
         self.horizons: Mapping[str, int] = manifest["horizons"]
+        self.sizes: Mapping[str, Any] = manifest.get("sizes") or {}
         self.batches: Sequence[Sequence[str]] = manifest["timing_batches"]
         self.device: str = manifest["device"]
-        self.specs = {item["name"]: manifest_spec(item) for item in manifest["methods"]}
+        out = {name for name, item in self.sizes.items() if item["size"] is None}
+        self.specs = {
+            item["name"]: manifest_spec(item)
+            for item in manifest["methods"]
+            if item["name"] not in out
+        }
         self._digests = {item["name"]: item["digest"] for item in manifest["methods"]}
         for name, kind in (("seed", int), ("final_seeds", int), ("timing_batches", list)):
             if not isinstance(manifest[name], kind):
@@ -120,6 +126,10 @@ class Case:
         """Steps of one whole trial of a method; a calibration comes before there is a horizon."""
         steps = self.protocol.budget.steps
         return steps if phase == "calibrate" else self.horizons.get(method, steps)
+
+    def size(self, method: str) -> str | None:
+        """The size that a method trains under a memory budget; None: the protocol's own model."""
+        return (self.sizes.get(method) or {}).get("size")
 
 
 def manifest_spec(item: Mapping[str, Any]) -> OptimizerSpec:

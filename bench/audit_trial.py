@@ -12,18 +12,18 @@ from levelfield.bench.spec import BenchError, TrialRecord
 
 
 def weights(case: Case) -> Iterator[Finding]:
-    """One seed, one start: the initial weights of every method hash alike."""
-    starts: dict[int, dict[str, list[TrialRecord]]] = {}
+    """One seed and size, one start: the initial weights of every method hash alike."""
+    starts: dict[tuple[int, str | None], dict[str, list[TrialRecord]]] = {}
     for record in case.records:
         if record.weights_sha256 is not None:
-            same = starts.setdefault(record.seed, {})
+            same = starts.setdefault((record.seed, case.size(record.optimizer)), {})
             same.setdefault(record.weights_sha256, []).append(record)
     unfair = [
         f"{label(record)} does not tell its weights"
         for record in case.records
         if record.weights_sha256 is None and record.status in WHOLE
     ]
-    for seed, by_hash in starts.items():
+    for (seed, _), by_hash in starts.items():
         for few in sorted(by_hash.values(), key=len)[:-1]:
             unfair.append(f"{label(few[0])} did not start from the weights of seed {seed}")
     yield from ruled("weights", f"one start for each of {len(starts)} seeds", unfair)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from levelfield.bench import horizons
+from levelfield.bench import fitting, horizons
 from levelfield.bench.digest import sha256, to_plain
+from levelfield.bench.fitting import own_protocol
 from levelfield.bench.spec import BROKEN, BenchError, Phase, TrialRecord
 from levelfield.bench.spec import Protocol as ProtocolRecord
 from levelfield.bench.store import RunWriter
@@ -108,6 +108,7 @@ class Campaign:
 
     def run(self) -> None:
         """All phases."""
+        self._fit()
         self._calibrate()
         best = self._tune()
         self._freeze(best)
@@ -125,12 +126,10 @@ class Campaign:
         hparams: Mapping[str, Any],
         study: int = 0,
     ) -> TrialRequest:
-        steps = self.horizons.get(method.name, self.protocol.budget.steps)
-        budget = replace(self.protocol.budget, steps=steps)
         return TrialRequest(
             run_id=self.run_id,
             phase=phase,
-            protocol=replace(self.protocol, budget=budget),
+            protocol=own_protocol(self.protocol, self.writer.manifest, method.name),
             optimizer=method.name,
             reference=method.reference,
             hparams=dict(hparams),
@@ -143,6 +142,30 @@ class Campaign:
             protocol_digest=self._digests[0],
             data_digest=self._digests[1],
         )
+
+    def _fit(self) -> None:
+        """Under a memory budget, the size that each method trains; one that fits nowhere is out.
+
+        Raises:
+            BenchError: no method fits.
+        """
+        if fitting.limit_bytes(self.protocol) is None:
+            return
+        sizes = dict(self.writer.manifest.get("sizes") or {})
+        fitter = fitting.Fitter(self.protocol, self.writer.manifest["device"].partition(":")[0])
+        for method in self.methods:
+            if method.name not in sizes:
+                sizes[method.name] = fitter.choose(method.spec)
+        self.writer.update_manifest(sizes=sizes)
+        out = {name: item["reason"] for name, item in sizes.items() if item["size"] is None}
+        for name, reason in out.items():
+            self.watcher.note(f"{name} is out: {reason}")
+        if len(out) == len(sizes):
+            raise BenchError(
+                f"no method fits into {self.protocol.budget.memory_gib:g} GiB",
+                "; ".join(f"{name}: {reason}" for name, reason in list(out.items())[:2]),
+            )
+        self.methods = tuple(method for method in self.methods if method.name not in out)
 
     # Each phase is a queue of requests; `_drain` runs them and hands every record to `done`.
 
@@ -353,11 +376,15 @@ def _study_facts(studies: Mapping[tuple[str, int], TuningStudy]) -> dict[str, An
     return facts
 
 
-def exit_code(records: Iterable[TrialRecord], methods: Iterable[str]) -> int:
-    """1 if a method has no good final or a trial broke, else 0: divergence is a result."""
+def exit_code(records: Iterable[TrialRecord], manifest: Mapping[str, Any]) -> int:
+    """1 if a method has no good final or a trial broke, else 0: divergence is a result, and so is
+    a method that no size of a memory budget fits."""
+    sizes = manifest.get("sizes") or {}
+    out = {name for name, item in sizes.items() if item["size"] is None}
+    methods = {item["name"] for item in manifest["methods"]} - out
     latest = {record.key: record for record in records}.values()
     good = {
         r.optimizer for r in latest if r.phase == "final" and r.status in ("ok", "undertrained")
     }
     broken = any(record.status in BROKEN for record in latest)
-    return 1 if broken or set(methods) - good else 0
+    return 1 if broken or methods - good else 0

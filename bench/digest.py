@@ -126,7 +126,8 @@ def protocol_digest(protocol: Protocol) -> str:
         data.pop(judged)
     # Neither how many trials and seeds are run nor their time limit changes what one trial is.
     budget = protocol.budget
-    data["budget"] = {"steps": budget.steps, "unit": budget.unit, "amount": budget.amount}
+    kept = ("steps", "unit", "amount", "memory_gib")
+    data["budget"] = {name: getattr(budget, name) for name in kept}
     return sha256({"protocol": data, "engine": ENGINE_VERSION})
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from levelfield.bench import api, provenance, study
+from levelfield.bench import api, fitting, provenance, study
 from levelfield.bench.campaign import Watcher
 from levelfield.bench.digest import sha256, to_plain
 from levelfield.bench.schedules import check_schedule
@@ -79,6 +79,7 @@ def run_family(
     for _, part in parts:
         check_schedule(part)
         study.check_budget(part, finals)
+        fitting.check_sizes(part)
     api.places(device, slots, protocol.threads)
     created = datetime.now(UTC)
     tag = sha256([protocol.name, created.isoformat()])[:6]

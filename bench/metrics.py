@@ -17,6 +17,18 @@ def step_s(record: TrialRecord) -> float | None:
     return median([float(window) for window in windows if finite(window)])
 
 
+def tokens_per_joule(record: TrialRecord) -> float | None:
+    """Training tokens a joule over the timed steps; only the timing phase has the device alone,
+    and the counter does not tell who used the energy."""
+    joules, step_s = _known(record.joules), _known(record.wall_s.get("step"))
+    speed = _known(record.tokens_per_s)
+    if record.phase != "timing" or record.status != "ok":
+        return None
+    if joules is None or joules <= 0 or step_s is None or speed is None:
+        return None
+    return speed * step_s / joules
+
+
 def perplexity(record: TrialRecord) -> float | None:
     """exp(report_loss); None where that overflows a double or the loss is unknown."""
     loss = _known(record.report_loss)
@@ -81,6 +93,13 @@ METRICS: tuple[Metric, ...] = (
         lower_is_better=True,
         summary="median over windows of seconds a step; timing records only",
         compute=step_s,
+    ),
+    Metric(
+        name="tokens_per_joule",
+        unit="tokens/J",
+        lower_is_better=False,
+        summary="training tokens a joule of the whole device; timing records only",
+        compute=tokens_per_joule,
     ),
     Metric(
         name="state_bytes",

@@ -148,7 +148,9 @@ class OptimizerSpec:
     switches: Callable[[Mapping[str, Any], int], tuple[int, ...]] = _no_switches
     """Steps at which something changes inside: every one is crossed by a round-trip test."""
     cannot: tuple[str, ...] = ()
-    """Of `grad_accumulation`, `sharding`, `bf16`, ...: told as `unsupported`, never tried."""
+    """Of `grad_accumulation`, `sharding`, `clipping`, `closure`, `bf16`, `separate_groups`, and of
+    the parameters and gradients `scalar`, `vector`, `empty`, `strided`, `zero_gradients`: told as
+    `unsupported`, never tried."""
     requires: tuple[str, ...] = ()
     """Importable modules that may be missing; then the method is unavailable, with the reason."""
     parent: str | None = None
@@ -261,6 +263,9 @@ class Budget:
     that the manifest keeps. `steps` then only bounds what calibration may ask for."""
     amount: float | None = None
     """Budget of one trial in `unit` (device seconds of training steps for `seconds`)."""
+    memory_gib: float | None = None
+    """GiB (2^30 bytes) that the simulated peak of a trial may take: each method trains the largest
+    of the protocol's `sizes` that fits. None: all train the protocol's own model."""
     trials: int = 8
     """Tuning trials a study. All count: complete, diverged, out of memory, timed out, killed."""
     studies: int = 1
@@ -387,13 +392,15 @@ class Protocol:
     methods: tuple[str, ...] = ()
     """Methods run when none is named."""
     axis: str = ""
-    """What the variants differ in: `parameters`, `tokens` or `batch`."""
+    """What the variants differ in: `parameters`, `tokens`, `batch` or `memory`."""
+    sizes: tuple[Variant, ...] = ()
+    """Models to choose from under a memory budget, smallest first."""
     variants: tuple[Variant, ...] = ()
     """A family: every variant is tuned and run by itself, and one page holds them together."""
 
     def __post_init__(self) -> None:
         check_name("protocol", self.name)
-        for variant in self.variants:
+        for variant in (*self.variants, *self.sizes):
             check_name("variant", variant.name)
 
     @property

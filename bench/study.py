@@ -18,6 +18,7 @@ from levelfield.bench.digest import (
     source_digest,
     to_plain,
 )
+from levelfield.bench.fitting import check_sizes
 from levelfield.bench.reference import load_spec
 from levelfield.bench.registry import OPTIMIZERS, Loaded
 from levelfield.bench.schedules import check_schedule
@@ -185,6 +186,7 @@ def new_run(
     check_schedule(protocol)
     check_budget(protocol, final_seeds)
     check_roles(protocol, methods)
+    check_sizes(protocol)
     corpus_facts = _corpus_facts(protocol)
     created = datetime.now(UTC)
     tag = sha256([protocol.name, created.isoformat(), os.getpid()])[:6]
@@ -204,6 +206,7 @@ def new_run(
         "protocol_digest": protocol_digest(protocol),
         "methods": [method_data(method) for method in methods],
         "horizons": {},
+        "sizes": {},
         "studies": {},
         "freeze": None,
         "transfer": transfer,
@@ -503,8 +506,10 @@ def refresh_methods(writer: RunWriter, methods: Sequence[Method]) -> None:
         batches = [*left, again]
     # What a step costs was measured on the old code.
     horizons = {n: h for n, h in (writer.manifest.get("horizons") or {}).items() if n not in stale}
+    sizes = {n: s for n, s in (writer.manifest.get("sizes") or {}).items() if n not in stale}
     writer.update_manifest(
         methods=[method_data(method) for method in methods],
         timing_batches=batches,
         horizons=horizons,
+        sizes=sizes,
     )

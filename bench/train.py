@@ -102,6 +102,10 @@ class Trial:
         self.refreshes: int | None = None
         self.state_tensors: int | None = None
         self.series: dict[str, Any] = {}
+        self.held: dict[str, list[list[int]]] = {}
+        """What the allocator of a device held over the steps: name -> [step, value]."""
+        self._fired: list[Any] = []
+        self._sampled_at = 0
 
     def run(self) -> tuple[Status, str | None]:
         check_schedule(self.protocol)
@@ -205,27 +209,52 @@ class Trial:
 
     def _train(self) -> None:
         steps, every = self.protocol.budget.steps, self.protocol.evaluation.every
+        self.meter.watch()
         self._evaluate()
         self._reported = (0, time.monotonic())
         while self.step < steps:
-            start = self.meter.now_s()
             if self.step < ACCOUNTED_STEPS:
                 with accounting.account(self.params, self.model, self.stepper, self.peaks) as phase:
                     self.one_step(phase)
                 self.check_loss()
+                self.sample_held()
                 continue
             untimed, first = self.step < UNTIMED_STEPS, self.step
             stop = self._next_stop(every)
+            if not untimed:
+                self.meter.resume()
+            start = self.meter.now_s()
             while self.step < stop:
                 self.one_step()
+                if self.held:
+                    self._sample_refresh()
                 if self.step % 10 == 0:
                     self.check_loss()
             spent = self.meter.now_s() - start
+            self.meter.pause()
             self.wall_s["warmup" if untimed else "step"] += spent
             self.timed_steps += 0 if untimed else stop - first
             if self.step % every == 0 and self.step < steps:
                 self._evaluate()
         self.check_loss()
+
+    def sample_held(self) -> None:
+        """Note what the device's allocator holds between two steps; a CPU has none."""
+        self._sampled_at = self.step
+        for name, value in self.meter.held().items():
+            points = self.held.setdefault(name, [])
+            if points and points[-1][0] == self.step:
+                points.pop()
+            points.append([self.step, value])
+
+    def _sample_refresh(self) -> None:
+        """The same after a step in which a method's mechanism fired. It waits for nothing."""
+        fired = [getattr(optimizer, "refreshes", None) for optimizer in self.stepper.optimizers]
+        if fired == self._fired:
+            return
+        self._fired = fired
+        if self.step - self._sampled_at >= self.protocol.budget.steps / MAX_POINTS:
+            self.sample_held()
 
     def _next_stop(self, every: int) -> int:
         """The next step at which the clock is read: end of warm-up, an evaluation, the end."""
@@ -261,6 +290,7 @@ class Trial:
     def _evaluate(self) -> None:
         """A point of the curve; controllers see the control slice and nothing else."""
         start = self.meter.now_s()
+        self.sample_held()
         trained_s = float(self.wall_s["warmup"] + self.wall_s["step"])
         limit = self.protocol.evaluation.sequences
         with self.stepper.evaluating():
@@ -302,6 +332,9 @@ class Trial:
             self._observe()
         for _ in range(min(UNTIMED_STEPS, self.protocol.budget.steps)):
             self.one_step()
+        self.meter.now_s()  # the device has done the steps before
+        if self.step < self.protocol.budget.steps:
+            self.meter.resume()
         start = self.meter.now_s()
         self.wall_s["warmup"] = None
         for _ in range(min(window, self.protocol.budget.steps - self.step)):
@@ -310,6 +343,7 @@ class Trial:
             if observes and self.step % self.protocol.evaluation.every == 0:
                 self._observe()
         spent = self.meter.now_s() - start
+        self.meter.pause()
         if self.timed_steps:
             self.wall_s["step"] = spent
             self.wall_s["windows"] = [spent / self.timed_steps]
@@ -358,6 +392,8 @@ class Trial:
         joules: float | None = None
         meter = getattr(self, "meter", None)
         if meter is not None:
+            meter.stop()
+            self.sample_held()
             self.peaks = {**self.peaks, **meter.peaks()}
             missing |= meter.reasons()
             joules = meter.joules()
@@ -402,7 +438,7 @@ class Trial:
             batches_sha256=order.sha256 if order is not None else None,
             joules=joules,
             refreshes=self.refreshes,
-            series=self.series,
+            series={**self.series, **self.held},
             missing=missing,
         )
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from levelfield.bench import provenance, study
 from levelfield.bench.digest import protocol_digest
+from levelfield.bench.fitting import own_protocol
 from levelfield.bench.spec import BenchError, Phase, Protocol, TrialRecord
 from levelfield.bench.store import Run, comparable
 from levelfield.bench.train_request import TrialRequest
@@ -177,12 +178,10 @@ def _train(plan: Verification) -> Iterator[tuple[TrialRequest, TrialRecord]]:
 def _request(
     run: Run, protocol: Protocol, method: study.Method, record: TrialRecord
 ) -> TrialRequest:
-    horizons = run.manifest.get("horizons") or {}
-    steps = horizons.get(record.optimizer, protocol.budget.steps)
     return TrialRequest(
         run_id=record.run_id,
         phase=record.phase,
-        protocol=replace(protocol, budget=replace(protocol.budget, steps=steps)),
+        protocol=own_protocol(protocol, run.manifest, record.optimizer),
         optimizer=record.optimizer,
         reference=method.reference,
         hparams=dict(record.hparams),

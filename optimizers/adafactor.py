@@ -91,4 +91,5 @@ SPEC = OptimizerSpec(
         "foreach": None,
     },
     state_bytes=state_bytes,
+    cannot=("empty", "sharding"),
 )

@@ -70,4 +70,5 @@ SPEC = OptimizerSpec(
     state_bytes=state_bytes,
     refreshes="selections of a new state-full part after the first",
     switches=refresh_steps,
+    cannot=("sharding",),
 )

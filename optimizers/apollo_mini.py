@@ -60,4 +60,5 @@ SPEC = OptimizerSpec(
     state_bytes=claim(projector=holds_projector),
     refreshes="new random projectors after the first",
     switches=refresh_steps,
+    cannot=("sharding",),
 )

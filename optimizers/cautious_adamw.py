@@ -130,4 +130,5 @@ SPEC = OptimizerSpec(
     },
     fixed={"beta1": 0.9, "eps": 1e-6, "weight_decay": 0.0, "mask_scale": "mean"},
     state_bytes=copies(2),
+    cannot=("sharding",),
 )

@@ -205,4 +205,5 @@ SPEC = OptimizerSpec(
     },
     state_bytes=state_bytes,
     refreshes="steps with moments kept in 8 bits",
+    cannot=("sharding",),
 )

@@ -243,4 +243,5 @@ SPEC = OptimizerSpec(
         "weight_decay": 0.0,
     },
     state_bytes=state_bytes,
+    cannot=("separate_groups",),
 )

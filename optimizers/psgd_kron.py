@@ -360,4 +360,5 @@ SPEC = OptimizerSpec(
     state_bytes=state_bytes,
     refreshes="updates of the preconditioners",
     switches=end_of_flat,
+    cannot=("sharding",),
 )

@@ -283,4 +283,5 @@ SPEC = OptimizerSpec(
     state_bytes=state_bytes,
     refreshes="steps at which the inverse roots are computed",
     switches=refresh_steps,
+    cannot=("sharding",),
 )

@@ -5,10 +5,13 @@ Same rules as `tables.py`: pure functions of a `View`, units in the names, reaso
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench import stats
+from levelfield.bench.metrics import tokens_per_joule
+from levelfield.bench.registry import ROOT
 from levelfield.reports import measure
 from levelfield.reports.frames import finite_or, frame, per_parameter
 from levelfield.reports.measure import Missing
@@ -17,6 +20,8 @@ from levelfield.reports.view import MEASURED, Method, View, statuses
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+SUPPORT_FILE = ROOT / "bench" / "data" / "support.json"
 
 TUNING = (
     "method",
@@ -106,7 +111,15 @@ def trials(view: View) -> DataFrame:
     )
 
 
-TIME = ("method", "repetitions", "step_s", "step_time_ratio", "tokens_per_s", "passes_per_step")
+TIME = (
+    "method",
+    "repetitions",
+    "step_s",
+    "step_time_ratio",
+    "tokens_per_s",
+    "tokens_per_joule",
+    "passes_per_step",
+)
 
 
 def time(view: View) -> DataFrame:
@@ -116,6 +129,7 @@ def time(view: View) -> DataFrame:
     for method in view.methods:
         step_s = measure.step_s(method)
         speeds = [r.tokens_per_s for r in method.timing if r.tokens_per_s is not None]
+        efficiency = [v for v in map(tokens_per_joule, method.timing) if v is not None]
         passes = [r.passes / r.steps for r in (*method.good, *method.timing) if r.steps]
         reason = measure.why_missing(method.timing, "tokens_per_s")
         rows.append(
@@ -125,6 +139,11 @@ def time(view: View) -> DataFrame:
                 "step_s": step_s,
                 "step_time_ratio": measure.step_ratio(method, reference),
                 "tokens_per_s": finite_or(stats.median(speeds), reason)
+                if method.timing
+                else Missing("no timing records"),
+                "tokens_per_joule": finite_or(
+                    stats.median(efficiency), measure.why_missing(method.timing, "joules")
+                )
                 if method.timing
                 else Missing("no timing records"),
                 "passes_per_step": max(passes) if passes else Missing("no good records"),
@@ -268,3 +287,26 @@ def _values(method: Method) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+SUPPORT = ("method", "accumulation", "foreach", "compile", "sharding")
+"""What `scripts/support_table.py` tries with every method of the repository."""
+
+
+def support(view: View) -> DataFrame:
+    """What each method goes with, as measured on the CPU: yes, no (reason), or not measured."""
+    known = json.loads(SUPPORT_FILE.read_text(encoding="utf-8"))
+    rows = []
+    for method in view.methods:
+        found = known.get(method.name) or {}
+        cells = {word: _support(found.get(word)) for word in SUPPORT[1:]}
+        rows.append({"method": clean(method.name), **cells})
+    return frame(SUPPORT, rows)
+
+
+def _support(found: Mapping[str, Any] | None) -> str:
+    if found is None or found["holds"] is None:
+        reason = found["reason"] if found else "not a method of this repository"
+        return clean(f"not measured ({reason})")
+    word = "yes" if found["holds"] else "no"
+    return clean(f"{word} ({found['reason']})" if found["reason"] else word)

@@ -33,6 +33,7 @@ AXES = {
     "parameters": ("trainable parameters", "parameters"),
     "tokens": ("training tokens", "tokens"),
     "batch": ("sequences a batch", "sequences"),
+    "memory": ("memory limit, MiB (2²⁰ bytes)", "MiB"),
 }
 
 
@@ -59,6 +60,8 @@ class Point:
     difference: float | None
     ratio: float | None
     interior: bool
+    parameters: float | None = None
+    """Of the model it trained: under a memory budget the method's own."""
     faster: tuple[float, ...] = ()
     """Seed by seed: the reference's tokens over the method's to the reference's last loss, within
     the member's own horizon; a lower bound of the speed-up of runs planned for fewer tokens."""
@@ -91,6 +94,7 @@ def points(family: FamilyLike) -> list[Point]:
                     difference=None if own is None or mean is None else own - mean,
                     ratio=measure.known(measure.step_ratio(method, view.method(view.reference))),
                     interior=method.scale not in measure.edges(method),
+                    parameters=measure.known(measure.parameters(method)),
                     faster=_faster(method, view),
                 )
             )
@@ -117,6 +121,9 @@ def _x(axis: str, method: views.Method, view: views.View) -> float | None:
         return measure.known(measure.parameters(method))
     if axis == "batch":
         return float(view.setting("data", "batch"))
+    if axis == "memory":
+        limit = view.setting("budget", "memory_gib")
+        return float(limit) * 1024 if method.final and limit is not None else None
     return measure.horizon_tokens(view, method)
 
 
@@ -124,6 +131,7 @@ ROWS = (
     "member",
     "method",
     "x",
+    "parameters",
     "loss_nats",
     "loss_low_nats",
     "loss_high_nats",
@@ -150,6 +158,9 @@ def table(family: FamilyLike) -> DataFrame:
                 "member": clean(point.member),
                 "method": clean(point.method),
                 "x": point.x,
+                "parameters": Missing("not recorded")
+                if point.parameters is None
+                else point.parameters,
                 "loss_nats": few if point.loss is None else point.loss,
                 "loss_low_nats": ends[0] if ends else few,
                 "loss_high_nats": ends[1] if ends else few,
@@ -362,6 +373,8 @@ def _block(family: FamilyLike) -> Block:
         if svg:
             parts.append(Figure(name=name, title=f"{title} against {label[1]}", caption=caption,
                                 svg=svg))  # fmt: skip
+    if axis == "memory":
+        parts += _frontier_parts(family, label[0])
     parts.append(
         Prose(
             "Every method was tuned again at every member, the bracket until its minimum is "
@@ -377,6 +390,60 @@ def _block(family: FamilyLike) -> Block:
     return Block(parts=tuple(parts))
 
 
+def _frontier_parts(family: FamilyLike, label: str) -> list[Part]:
+    """The best loss under each memory limit, and who was out."""
+    parts: list[Part] = []
+    svg = _draw_frontier(family, label)
+    if svg:
+        parts.append(
+            Figure(
+                name="frontier",
+                title="The best loss under a memory limit",
+                caption="Every method at every limit, at the largest model whose simulated peak "
+                "fits; the line is the best of them. Labels name the method and its parameters. A "
+                "lead is told apart from none only where intervals lie apart: see the table.",
+                svg=svg,
+            )
+        )
+    out = [
+        f"{clean(method.name)} at {clean(name)}: {method.unranked}"
+        for name, run in family.runs
+        for method in views.build(run).methods
+        if not method.final and method.unranked
+    ]
+    if out:
+        parts.append(Prose("Without a model that fits: " + "; ".join(out) + "."))
+    return parts
+
+
+def _draw_frontier(family: FamilyLike, label: str) -> str | None:
+    found = [point for point in points(family) if point.loss is not None]
+    if not found:
+        return None
+    limits = sorted({point.x for point in found})
+    at_limit = [min((p for p in found if p.x == x), key=lambda p: p.loss or 0.0) for x in limits]
+    best = list(itertools.accumulate(at_limit, lambda a, b: min(a, b, key=lambda p: p.loss or 0.0)))
+    with style():
+        figure = canvas(560, 360)
+        axes = figure.add_subplot()
+        names = list(dict.fromkeys(point.method for point in found))
+        colors = dict(zip(names, itertools.cycle(light for light, _ in SERIES), strict=False))
+        for point in found:
+            axes.plot([point.x], [point.loss], "o", color=colors[point.method], ms=4, alpha=0.5)
+        axes.step(limits, [p.loss for p in best], where="post", color=INK, lw=1.8)
+        for x, point in zip(limits, best, strict=True):
+            axes.plot([x], [point.loss], "o", color=colors[point.method], ms=7)
+            words = f"{clean(point.method)}, {big(point.parameters or 0)}"
+            axes.annotate(words, (x, point.loss or 0.0), (5, -12), textcoords="offset points",
+                          color=colors[point.method], fontsize=9)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xticks(limits, [big(x) for x in limits])
+        axes.set_xticks([], minor=True)
+        axes.margins(x=0.18, y=0.12)
+        axes.set(xlabel=label, ylabel="nats a token")
+        return export(figure, "frontier", "Best loss under a memory limit", "Loss against memory")
+
+
 def _grid(family: FamilyLike, unit: str) -> Table:
     return grid(
         "members",
@@ -386,6 +453,7 @@ def _grid(family: FamilyLike, unit: str) -> Table:
             Column("member", "member", align="left"),
             Column("method", "method", align="left"),
             Column("x", unit, big),
+            *((Column("parameters", "parameters", big),) if unit != "parameters" else ()),
             Column("loss_nats", "loss, nats", lambda v: fixed(v, 4)),
             Column("loss_low_nats", "95 % from", lambda v: fixed(v, 4)),
             Column("loss_high_nats", "to", lambda v: fixed(v, 4)),

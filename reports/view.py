@@ -208,7 +208,11 @@ def build(run: RunLike) -> View:
     methods = [_method(name, index, manifest, kept) for index, name in enumerate(_names(run))]
     most = max((len(method.tune) for method in methods), default=0)
     ranked = dig(manifest, "protocol", "ranked", default=True) is True
-    methods = [replace(m, unranked=unranked_reason(m, ranked, most)) for m in methods]
+    sizes = manifest.get("sizes") or {}
+    methods = [
+        replace(m, unranked=no_size(sizes.get(m.name)) or unranked_reason(m, ranked, most))
+        for m in methods
+    ]
     able = sorted((m for m in methods if m.unranked is None), key=_order)
     compared = _compare(able, manifest)
     placed = [
@@ -243,6 +247,13 @@ def _compare(able: Iterable[Method], manifest: Mapping[str, Any]) -> inference.F
         alpha=float(dig(manifest, "protocol", "alpha", default=0.05)),
         reference=claims if claims in names else reference,
     )
+
+
+def no_size(chosen: Mapping[str, Any] | None) -> str | None:
+    """Why a method trained nothing under a memory budget; None if it did, or there is none."""
+    if chosen is None or chosen.get("size") is not None:
+        return None
+    return f"no size fits the memory budget: {clean(str(chosen.get('reason') or 'unknown'))}"
 
 
 def unranked_reason(method: Method, ranked: bool, most_tuned: int) -> str | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,15 @@ def pytest_unconfigure() -> None:
 def root() -> Path:
     """The checkout."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Methods that compile their step run it eagerly: the first compiled step takes a minute, so
+    only `slow` tests compile. The numbers are the same up to rounding."""
+    torch = sys.modules.get("torch")
+    if torch is None or request.node.get_closest_marker("slow") is not None:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -326,6 +326,22 @@ def _curve(last: float, fake: Fake, dice: random.Random) -> list[list[float]]:
     return points
 
 
+def shrinking(state: int, end: float, seed: int, **held: Sequence[float]) -> dict[str, Any]:
+    """Series of a method whose share of state falls from a quarter to `end`, at selections that
+    come at other steps for every seed; `held` is what a device would have recorded there."""
+    steps = [0, *range(40 + seed % 3, STEPS, 80)]
+    shares = [0.25 + (end - 0.25) * number / (len(steps) - 1) for number in range(len(steps))]
+    series: dict[str, Any] = {
+        "rho": [[step, share] for step, share in zip(steps, shares, strict=True)],
+        "state_bytes": [
+            [step, round(state * share)] for step, share in zip(steps, shares, strict=True)
+        ],
+    }
+    for name, values in held.items():
+        series[name] = [[step, value] for step, value in zip(steps, values, strict=False)]
+    return series
+
+
 def stale(original: TrialRecord) -> TrialRecord:
     """The same record, made by another version of its method."""
     return replace(original, spec_digest="f" * 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from levelfield.bench import train
 from levelfield.bench.accounting import account
 from levelfield.bench.meter import (
     FakeMeter,
@@ -347,6 +349,10 @@ def test_a_host_tells_what_it_has_and_why_not_the_rest() -> None:
     blank = {f"peak_bytes.{k}" for k, v in peaks.items() if v is None}
     assert meter.joules() is None
     assert {*blank, "joules"} == set(meter.reasons())
+    assert meter.held() == {}
+    for told in (meter.watch, meter.resume, meter.pause, meter.stop):
+        told()
+    assert meter.joules() is None
     assert meter.now_s() > before
     del block
 
@@ -356,3 +362,84 @@ def test_a_fake_meter_tells_what_it_was_given() -> None:
     assert [meter.now_s(), meter.now_s()] == [1.0, 2.5]
     assert meter.peaks() == {"reserved": 7, "nvml": None}
     assert list(meter.reasons()) == ["peak_bytes.nvml"]
+
+
+# --- what a trial asks of a meter -------------------------------------------------------------
+
+
+class Allocator:
+    """Holds a little more at every look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self) -> dict[str, int]:
+        self.looks += 1
+        return {"allocated_bytes": 100 + self.looks, "reserved_bytes": 512, "alloc_retries": 3}
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeMeter:
+    """A device in the place of the CPU's meter."""
+    meter = FakeMeter(itertools.count(), {"reserved": 512, "nvml": None}, Allocator())
+    monkeypatch.setattr(train, "build_meter", lambda device: meter)
+    return meter
+
+
+@pytest.mark.usefixtures("device")
+def test_a_device_is_sampled_at_evaluations_refreshes_and_the_end() -> None:
+    record = small.train("frugal", small.changed(steps=32), refresh_fraction=0.125)
+    assert record.status == "ok"
+    held = {name: [step for step, _ in points] for name, points in record.series.items()}
+    # The accounted steps, every fifth one, those that begin with a selection, the end.
+    selections = [step + 1 for step, _ in record.series["rho"]][1:]
+    assert len(selections) == 7
+    wanted = sorted({0, 1, 2, *range(5, 33, 5), *selections, 32})
+    assert set(wanted) <= set(held["allocated_bytes"]) <= {*wanted, 3}
+    assert held["reserved_bytes"] == held["alloc_retries"] == held["allocated_bytes"]
+    values = [value for _, value in record.series["allocated_bytes"]]
+    assert values == sorted(values)
+    assert {value for _, value in record.series["alloc_retries"]} == {3}
+    assert (record.peak_bytes["reserved"], record.missing["peak_bytes.nvml"]) == (512, "fake")
+
+
+@pytest.mark.usefixtures("device")
+def test_refreshes_in_every_step_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "MAX_POINTS", 4)
+    record = small.train("frugal", small.changed(steps=32), refresh_fraction=0.04)
+    steps = [step for step, _ in record.series["allocated_bytes"]]
+    assert len(record.series["rho"]) > 20
+    assert set(steps) <= {0, 1, 2, *range(5, 33, 5), 32, 10, 13, 18, 23, 28}
+    assert len(steps) < 16
+
+
+def test_a_cpu_records_no_allocator(adam: TrialRecord) -> None:
+    assert not {"allocated_bytes", "reserved_bytes", "alloc_retries", "ooms"} & set(adam.series)
+    frugal = small.train("frugal")
+    assert set(frugal.series) == {"rho", "state_bytes"}
+
+
+def test_energy_counts_in_timed_steps_and_memory_is_watched_throughout(device: FakeMeter) -> None:
+    record = small.train("adamw", lr=1e-2)
+    # Timed: steps 5 to 16 in stretches that end at the evaluations; the first ends the warm-up.
+    assert device.told == ["watch", "pause", *["resume", "pause"] * 3, "stop"]
+    assert record.tokens_per_s is not None
+
+
+def test_nothing_is_watched_while_steps_are_timed(device: FakeMeter) -> None:
+    record = small.train("adamw", phase="timing", lr=1e-2)
+    assert record.status == "ok"
+    assert device.told == ["resume", "pause", "stop"]
+    assert [step for step, _ in record.series["allocated_bytes"]] == [record.steps]
+    device.told.clear()
+    short = small.changed(steps=4, schedule=replace(small.PROTOCOL.schedule, warmup=0.25))
+    record = small.train("adamw", short, phase="timing", lr=1e-2)
+    assert (record.status, record.tokens_per_s) == ("ok", None)
+    assert device.told == ["pause", "stop"]
+
+
+def test_a_trial_that_fails_still_says_what_was_held(device: FakeMeter) -> None:
+    record = small.train(small.plugin("faulty:RAISES_AT_ONCE"))
+    assert record.status == "error"
+    assert device.told == ["watch", "stop"]
+    assert [step for step, _ in record.series["alloc_retries"]] == [0]

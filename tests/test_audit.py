@@ -370,7 +370,7 @@ def test_a_control_with_labels_and_seeds_of_its_own_is_fair(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("unit", "amount"), [("tokens", 64.0 * 20), ("passes", 24.0), ("seconds", 0.2)]
+    ("unit", "amount"), [("tokens", 64.0 * 20), ("passes", 24.0), ("seconds", 0.6)]
 )
 def test_a_horizon_of_its_own_for_every_method_is_fair(
     tmp_path: Path, unit: Any, amount: float

@@ -27,6 +27,10 @@ COMMANDS = {
     "check": ["NAME", "--json"],
     "doctor": ["--json"],
     "list": ["KIND", "--out", "--json"],
+    "memory": [
+        *["--model", "-o", "--optimizer", "--batch", "--seq", "--precision", "--accumulation"],
+        *["--checkpointing", "--gpu", "--route", "--device", "--out", "--json"],
+    ],
     "new": ["KIND", "NAME", "--json"],
     "plan": [
         *["PROTOCOL", "-o", "--optimizer", "--set", "--seed", "--seeds", "--slots", "--device"],
@@ -563,3 +567,20 @@ def test_the_record_of_a_run_is_a_line(run: Path) -> None:
                 )
             )
     assert call("list", "runs").stdout == f"{run.name}  adamw, signsgd  3 records\n"
+
+
+def test_a_method_that_lacks_its_library_is_listed_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name)
+    )
+    done = call("list", "optimizers")
+    line = next(row for row in done.stdout.splitlines() if row.startswith("adamw_8bit "))
+    assert line.endswith("[needs bitsandbytes, not installed]")
+    assert "not installed" not in next(
+        row for row in done.stdout.splitlines() if row.startswith("adamw ")
+    )

@@ -201,11 +201,12 @@ OTHER: dict[str, Any] = {
     "clip_norm": None,
     "decay_roles": ("matrix",),
     "threads": 2,
+    "sizes": (Variant(name="a", settings=("model.hidden=48",)),),
 }
 GROUPS: dict[str, Any] = {
     "model": Model(family="x", hidden=1, layers=1, heads=1, intermediate=1, tied=True, dropout=0.5),
     "data": Data(source="x", tokenizer="x", sequence=1, batch=1),
-    "budget": Budget(steps=1, unit="tokens", amount=1.0),
+    "budget": Budget(steps=1, unit="tokens", amount=1.0, memory_gib=1.0),
     "schedule": Schedule(shape="wsd", warmup=0.5, floor=0.5, decay=0.5),
     "fallback": Fallback(lr=1.0, beta1=0.5, beta2=0.5, eps=1.0, weight_decay=1.0),
     "tuner": Tuner(kind="tpe", factor=2.0, decades=2.0, generation=1, reserve=1, resolution=0.1),
@@ -216,7 +217,9 @@ GROUPS: dict[str, Any] = {
 
 def test_every_field_of_a_protocol_is_in_the_digest_or_left_out_on_purpose() -> None:
     assert {*SAME, *OTHER, *GROUPS} == {f.name for f in fields(Protocol)}
-    assert {*SAME_BUDGET, "steps", "unit", "amount"} == {f.name for f in fields(Budget)}
+    assert {*SAME_BUDGET, "steps", "unit", "amount", "memory_gib"} == {
+        f.name for f in fields(Budget)
+    }
 
 
 @pytest.mark.parametrize("name", SAME)

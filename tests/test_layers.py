@@ -36,14 +36,17 @@ OURS: dict[str, tuple[str, ...]] = {
         *(BENCH + part for part in ("spec", "metrics", "stats", "store", "registry", "audit")),
         # What a comparison says, as pure functions of records.
         *(BENCH + part for part in ("samples", "inference", "power", "merit", "robustness")),
-        *(BENCH + part for part in ("frontier", "speedup")),
+        *(BENCH + part for part in ("frontier", "speedup", "memory")),
     ),
 }
 """What each part may import of levelfield. A name that ends in `_` stands for every such module."""
 
 FOREIGN: dict[str, tuple[str, ...]] = {
     "__init__.py": (),
-    "optimizers": ("torch", "pytorch_optimizer", "bitsandbytes", "torchao"),
+    "optimizers": (
+        *("torch", "pytorch_optimizer", "bitsandbytes", "torchao"),
+        *("galore_torch", "apollo_torch"),
+    ),
     "protocols": (),
     "reports": ("jinja2", "markupsafe", "matplotlib", "numpy", "pandas", "scipy"),
 }

@@ -14,6 +14,10 @@ from levelfield.tests.report_records import record
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
+POWERED = {"phase": "timing", "tokens_per_s": 500.0, "wall_s": {"step": 2.0}, "joules": 400.0}
+"""A thousand tokens for 400 joules."""
+
+
 def test_names_are_unique_and_every_metric_says_what_it_is() -> None:
     assert len(BY_NAME) == len(METRICS)
     assert all(metric.unit and metric.summary for metric in METRICS)
@@ -36,6 +40,13 @@ def test_names_are_unique_and_every_metric_says_what_it_is() -> None:
         ("max_grad_norm", {"max_grad_norm": 3.5}, 3.5),
         ("step_s", {"phase": "timing", "wall_s": {"windows": [0.3, 0.1, 0.2]}}, 0.2),
         ("step_s", {"phase": "timing", "wall_s": {}}, None),
+        ("tokens_per_joule", {**POWERED}, 2.5),
+        ("tokens_per_joule", {**POWERED, "joules": None}, None),
+        ("tokens_per_joule", {**POWERED, "joules": 0.0}, None),
+        ("tokens_per_joule", {**POWERED, "wall_s": {"step": None}}, None),
+        ("tokens_per_joule", {**POWERED, "tokens_per_s": None}, None),
+        ("tokens_per_joule", {**POWERED, "phase": "final"}, None),
+        ("tokens_per_joule", {**POWERED, "status": "error"}, None),
         ("step_s", {"phase": "final", "wall_s": {"windows": [0.1]}}, None),
     ],
 )

@@ -17,7 +17,7 @@ from scipy.stats import t as student
 
 from levelfield.bench.spec import Section, TrialRecord
 from levelfield.bench.store import Run
-from levelfield.reports import curves, facts, ledger, measure, page, tables, view
+from levelfield.reports import curves, facts, ledger, measure, page, staircase, tables, view
 from levelfield.reports.blocks import plain_rows, reasons
 from levelfield.reports.headline import headline, subline
 from levelfield.tests import report_records as fake
@@ -239,6 +239,27 @@ def test_time_comes_from_timing_records_and_is_paired(tmp_path: Path) -> None:
     assert reasons(bare)["step_s"] == "no timing records"
 
 
+def test_energy_comes_from_timing_records_or_is_blank(tmp_path: Path) -> None:
+    def timing(number: int, **fields: Any) -> TrialRecord:
+        step = {"windows": [0.5], "step": 2.0}
+        digest = f"{1:064x}"
+        return fake.record("muon", digest, phase="timing", trial=number, wall_s=step, **fields)
+
+    run = finals_only({"adamw": [2.0, 2.1], "muon": [1.9, 2.0]}, tmp_path)
+    powered = [timing(n, tokens_per_s=500.0, joules=j) for n, j in enumerate([400.0, 200.0, 100.0])]
+    seen = view.build(replace(run, records=(*run.records, *powered)))
+    muon = row(facts.time(seen), "muon")
+    assert muon["tokens_per_joule"] == pytest.approx(5.0)
+    assert "tokens/J" in page.write(replace(run, records=(*run.records, *powered))).read_text()
+    cpu = [timing(0, tokens_per_s=500.0, missing={"joules": "no NVIDIA device"})]
+    seen = view.build(replace(run, records=(*run.records, *cpu)))
+    muon, adamw = row(facts.time(seen), "muon"), row(facts.time(seen), "adamw")
+    assert (muon["tokens_per_joule"], adamw["tokens_per_joule"]) == (None, None)
+    assert reasons(muon)["tokens_per_joule"] == "no NVIDIA device"
+    assert reasons(adamw)["tokens_per_joule"] == "no timing records"
+    assert "tokens/J" not in page.write(replace(run, records=(*run.records, *cpu))).read_text()
+
+
 def test_pareto_needs_separate_intervals(tmp_path: Path) -> None:
     sizes = {"adamw": 100, "muon": 100, "lion": 50}
 
@@ -299,6 +320,105 @@ def test_every_hyperparameter_is_listed(whole: view.View) -> None:
         "weight_decay": "fixed",
         "eps": "fixed",
     }
+
+
+# --- state over the steps ---------------------------------------------------------------------
+
+
+def stairs_run(path: Path, **held: Sequence[float]) -> Run:
+    """galore's state falls, muon's is told and stays, adamw tells none."""
+    run = fake.run(path, {name: fake.FAKES[name] for name in ("adamw", "muon", "galore")})
+    records = []
+    for record in run.records:
+        if record.phase == "final" and record.optimizer == "galore":
+            series = fake.shrinking(4 * 100_000, 0.05, record.seed, **held)
+            record = replace(record, series=series)
+        elif record.phase == "final" and record.optimizer == "muon":
+            record = replace(record, series={"state_bytes": [[0, 90_000], [200, 90_000]]})
+        records.append(record)
+    return replace(run, records=tuple(records))
+
+
+def test_state_over_the_steps_by_hand() -> None:
+    stair = staircase.Stair(((0, 100), (10, 60), (30, 20)), 40)
+    assert stair.mean == (10 * 100 + 20 * 60 + 10 * 20) / 40
+    assert staircase.Stair(((0, 7),), 4).mean == 7
+    assert staircase.Stair(((4, 7),), 4).mean is None
+
+
+def test_a_state_that_shrinks_is_shown_with_its_reference(tmp_path: Path) -> None:
+    run = stairs_run(tmp_path)
+    seen = view.build(run)
+    assert sorted(method.name for method in staircase.shown(seen)) == ["galore", "muon"]
+    reference = staircase.reference(seen)
+    assert reference is not None
+    assert (reference[0].name, reference[1]) == ("adamw", 8 * fake.PARAMETERS)
+    galore, muon = (row(staircase.table(seen), name) for name in ("galore", "muon"))
+    assert (galore["first_bytes"], galore["largest_bytes"]) == (100_000, 100_000)
+    assert galore["last_bytes"] == 20_000
+    runs = staircase.stairs(seen.method("galore") or seen.methods[0], "state_bytes")
+    assert len(runs) == galore["finals"] == 5
+    assert len({run.points[1][0] for run in runs}) == 3
+    means = sorted(run.mean or 0 for run in runs)
+    assert galore["mean_bytes"] == means[2]
+    assert 20_000 < means[2] < 100_000
+    assert galore["mean_share_of_reference"] == means[2] / reference[1]
+    assert muon["mean_bytes"] == muon["last_bytes"] == 90_000
+    text = read(page.write(run).read_text()).text
+    assert "The tracked state only: a CPU has no caching allocator" in text
+    assert "Thin: adamw" in text
+    svg = (tmp_path / "figures" / "memory_time.svg").read_text()
+    words = [element.text for element in ET.fromstring(svg).iter() if element.text]
+    assert {"galore", "muon", "adamw", "rho", "state, KiB"} <= set(words)
+    assert not any("allocated" in word for word in words if "," in word and "KiB" in word)
+    # A line a seed, the first one in full.
+    assert svg.count("opacity: 0.4") >= 4
+
+
+def test_what_a_device_held_has_panels_of_its_own(tmp_path: Path) -> None:
+    held = [5_000_000.0, 4_000_000.0, 3_900_000.0, 3_800_000.0, 3_700_000.0, 3_600_000.0]
+    run = stairs_run(
+        tmp_path,
+        allocated_bytes=held,
+        reserved_bytes=[8_000_000.0] * 6,
+        alloc_retries=[0, 0, 1, 1, 2, 2],
+    )
+    text = read(page.write(run).read_text()).text
+    assert "Allocated and reserved: what torch's allocator held between two steps" in text
+    assert "a CPU has no caching allocator to say" not in text
+    assert "tried again 10 times for galore." in text
+    svg = (tmp_path / "figures" / "memory_time.svg").read_text()
+    words = {element.text for element in ET.fromstring(svg).iter() if element.text}
+    assert {"allocated, MiB", "reserved, MiB", "state, KiB", "rho"} <= words
+
+
+def test_states_that_never_change_are_not_drawn_over_the_steps(tmp_path: Path) -> None:
+    run = fake.run(tmp_path)
+    steady = tuple(replace(r, series={"state_bytes": [[0, 5], [9, 5]]}) for r in run.records)
+    for same in (run, replace(run, records=steady)):
+        assert staircase.shown(view.build(same)) == []
+        assert 'id="memory_time"' not in page.write(same).read_text()
+
+
+def test_a_reference_with_a_staircase_of_its_own_is_drawn_once(tmp_path: Path) -> None:
+    run = stairs_run(tmp_path)
+    protocol = {**run.manifest["protocol"], "reference": "galore"}
+    seen = view.build(replace(run, manifest={**run.manifest, "protocol": protocol}))
+    assert staircase.reference(seen) is None
+    why = reasons(row(staircase.table(seen), "muon"))
+    assert why["mean_share_of_reference"] == "the reference's state is not known"
+    assert staircase.draw(seen, "x", "t", "d")
+
+
+def test_points_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    run = stairs_run(tmp_path)
+    odd = [[0, math.nan], [1, 5.0, 6.0], [], [3, 8.0], [2, 9.0]]
+    records = tuple(replace(r, series={"state_bytes": odd}) for r in run.records)
+    seen = view.build(replace(run, records=records))
+    method = seen.method("galore")
+    assert method is not None
+    assert staircase.stairs(method, "state_bytes")[0].points == ((2.0, 9.0), (3.0, 8.0))
+    assert staircase.draw(seen, "x", "t", "d")
 
 
 # --- who takes part ---------------------------------------------------------------------------

@@ -54,15 +54,19 @@ def render(view: View) -> Block:
 
 
 def _time(view: View) -> Part:
+    frame = facts.time(view)
+    counted = bool(frame["tokens_per_joule"].notna().any())
+    energy = [Column("tokens_per_joule", "tokens/J", lambda v: significant(v, 3))]
     return grid(
         "time",
-        "Time",
-        facts.time(view),
+        "Time and energy" if counted else "Time",
+        frame,
         [
             Column("method", "method", align="left"),
             Column("step_s", "a step", seconds),
             Column("step_time_ratio", f"× {clean(view.reference)}", lambda v: fixed(v, 3)),
             Column("tokens_per_s", "tokens/s", count),
+            *(energy if counted else ()),
             Column("passes_per_step", "passes a step", lambda v: significant(v, 3)),
             Column("repetitions", "repetitions"),
         ],

@@ -20,7 +20,7 @@ def render(view: View) -> Block | None:
     )
     drawn = drawing(charts.schedule, view, "schedule", "Learning-rate schedule", words)
     parts += [*drawn, Bullets(_common(view), "beside" if drawn else "")]
-    parts += [_settings(view), _values(view)]
+    parts += [_settings(view), _values(view), _support(view)]
     return Block(parts=tuple(parts))
 
 
@@ -84,6 +84,18 @@ def _values(view: View) -> Part:
             Column("range_scale", "scale", align="left"),
         ],
         muted=lambda row: not str(row["kind"]).startswith("tuned"),
+        folded=True,
+    )
+
+
+def _support(view: View) -> Part:
+    words = {"method": "method", "sharding": "sharding (FSDP2)", "accumulation": "accumulation",
+             "foreach": "foreach", "compile": "compile"}  # fmt: skip
+    return grid(
+        "support",
+        "What each method goes with, measured on the CPU by scripts/support_table.py",
+        facts.support(view),
+        [Column(name, words[name], align="left") for name in facts.SUPPORT],
         folded=True,
     )
 

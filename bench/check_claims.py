@@ -1,0 +1,94 @@
+"""Checks that what a spec claims is what is measured: ranges, roles, bytes, passes, host reads."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from levelfield.bench.build import claimed_state_bytes
+from levelfield.bench.check_bench import PROTOCOL, Bench, Failure
+from levelfield.bench.meter import StorageTracker, state_bytes
+from levelfield.bench.spec import OptimizerSpec
+
+
+def record(spec: OptimizerSpec) -> str:
+    for name, dim in spec.space.items():
+        low, high = dim.bounds
+        if not low <= dim.default <= high:
+            raise Failure(f"default of {name} outside its bounds")
+    total = PROTOCOL.budget.steps
+    switches = list(spec.switches(spec.defaults(), total))
+    if switches != sorted(set(switches)) or any(not 0 <= step <= total for step in switches):
+        raise Failure(f"switches {switches[:5]} are not rising steps of a run of {total}")
+    words = f"; cannot: {', '.join(spec.cannot)}" if spec.cannot else ""
+    return f"tunes {', '.join(spec.space)}; takes {', '.join(spec.roles)}{words}"
+
+
+def roles(spec: OptimizerSpec) -> str:
+    """The method holds what its spec says that it takes, the fallback the rest, each once."""
+    bench = Bench(spec, spec.defaults())
+    known = {id(param.tensor): param.info.role for param in bench.params}
+    held = [
+        [known.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
+        for optimizer in bench.stepper.optimizers
+    ]
+    if Counter(role for one in held for role in one) != Counter(known.values()):
+        raise Failure("its optimizers do not hold every parameter exactly once")
+    said = {role for role in known.values() if role in spec.roles}
+    rest = {role for role in known.values() if role not in spec.roles}
+    if rest and set(held[-1]) != rest:
+        raise Failure(f"leaves {', '.join(sorted(rest))} to the fallback, which does not hold them")
+    others = f"; the fallback holds {', '.join(sorted(rest))}" if rest else ""
+    return f"takes {', '.join(sorted(said))}, each parameter once{others}"
+
+
+def claimed_bytes(spec: OptimizerSpec) -> str:
+    bench = Bench(spec, spec.defaults())
+    bench.take(PROTOCOL.budget.steps)
+    held = state_bytes(bench.stepper.optimizers)
+    infos = tuple(param.info for param in bench.params)
+    claimed = claimed_state_bytes(spec, PROTOCOL, infos, bench.hparams, 1.0)
+    if held != claimed:
+        raise Failure(f"claims {claimed:,} bytes of state and holds {held:,}")
+    parameters = sum(info.numel for info in infos)
+    return f"{held:,} bytes, {held / parameters:.2f} a parameter, as claimed"
+
+
+def claimed_passes(spec: OptimizerSpec) -> str:
+    bench = Bench(spec, spec.defaults())
+    bench.take(20)
+    measured = bench.passes / 20
+    if not math.isclose(measured, spec.passes, rel_tol=0.05):
+        raise Failure(f"claims {spec.passes:g} passes a step and makes {measured:g}")
+    return f"{measured:g} a step, as claimed"
+
+
+def count_host_reads(spec: OptimizerSpec, steps: int = 30) -> float:
+    """Scalars that the host reads a step, as a mean over the first steps.
+
+    What the model itself reads in a forward and backward pass is not the method's and is left out.
+    """
+    bench = Bench(spec, spec.defaults())
+    with StorageTracker() as tracker:
+        bench.batch().backward()
+    own = tracker.host_reads
+    for param in bench.params:
+        param.tensor.grad = None
+    reads = 0.0
+    for _ in range(steps):
+        batch, factor = bench.batch(), bench.factor()
+        with StorageTracker() as tracker:
+            bench.stepper.step(batch, factor)
+        reads += tracker.host_reads - own * batch.passes
+        bench.step += 1
+    return round(reads / steps, 6)
+
+
+def host_reads(spec: OptimizerSpec) -> str:
+    """A read inside a step makes a GPU wait: nothing of our own does it."""
+    reads = count_host_reads(spec)
+    if reads and spec.implementation == "own":
+        raise Failure(f"the host reads {reads:g} scalars a step: a GPU would wait for each")
+    if reads:
+        return f"{reads:g} a step, inside {spec.implementation}"
+    return "none inside a step"
