@@ -35,7 +35,7 @@ class Watch:
     """For `StepBatch`: told where a pass begins and ends."""
     stretches: dict[str, Stretch] = field(default_factory=dict)
     host_reads: int = 0
-    """Scalars that the host read inside the step."""
+    """Scalars that the host read inside the step, but for what the model reads in its forward."""
     libraries: frozenset[str] = frozenset()
     """As of `StorageTracker`."""
 
@@ -66,10 +66,21 @@ def watch(
         if param.grad is not None:
             gradients.add(tracker.number(param.grad))
 
+    own = before = 0
+
+    def enter(*_: object) -> None:
+        nonlocal before
+        before = tracker.host_reads
+
+    def leave(*_: object) -> None:
+        nonlocal own
+        own += tracker.host_reads - before
+
     hooks = [
         param.tensor.register_post_accumulate_grad_hook(keep)  # type: ignore[no-untyped-call]
         for param in params
     ]
+    hooks += [model.register_forward_pre_hook(enter), model.register_forward_hook(leave)]
     ledgers: dict[str, list[Ledger]] = {}
     current = "update"
 
@@ -89,7 +100,7 @@ def watch(
     finally:
         for hook in hooks:
             hook.remove()
-    found.host_reads, found.libraries = tracker.host_reads, frozenset(tracker.libraries)
+    found.host_reads, found.libraries = tracker.host_reads - own, frozenset(tracker.libraries)
     state |= {tracker.number(tensor) for tensor in state_tensors(stepper.optimizers)}
     kind_of = {
         **dict.fromkeys(gradients, "gradients"),

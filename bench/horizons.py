@@ -50,7 +50,13 @@ def _cost_a_step(
     if unit == "passes":
         return spec.passes
     if unit == "joules":
-        joules = [r.joules / r.steps for r in calibration if r.joules is not None and r.steps]
+        # Energy is read over the timed steps alone, as the window is.
+        joules = [
+            r.joules / r.wall_s["step"] * window
+            for r in calibration
+            for window in r.wall_s.get("windows") or ()
+            if r.joules is not None and r.wall_s.get("step")
+        ]
         found = median(joules)
         if found is None:
             raise BenchError(

@@ -165,6 +165,9 @@ def comparable(record: TrialRecord) -> dict[str, Any]:
         data.pop(name)
     # Which of several equal devices a slot had is chance; what kind of device it was is not.
     data["device"] = data["device"].partition(":")[0]
+    # What else runs on the device decides these.
+    shared = ("reserved_bytes", "alloc_retries", "ooms")
+    data["series"] = {key: value for key, value in data["series"].items() if key not in shared}
     data["curve"] = [[tokens, loss] for tokens, _, loss in data["curve"]]
     data["peak_bytes"] = {
         key: value for key, value in data["peak_bytes"].items() if key not in ("rss", "nvml")

@@ -416,25 +416,29 @@ def _frontier_parts(family: FamilyLike, label: str) -> list[Part]:
     return parts
 
 
+def _loss(point: Point) -> float:
+    return math.inf if point.loss is None else point.loss
+
+
 def _draw_frontier(family: FamilyLike, label: str) -> str | None:
     found = [point for point in points(family) if point.loss is not None]
     if not found:
         return None
     limits = sorted({point.x for point in found})
-    at_limit = [min((p for p in found if p.x == x), key=lambda p: p.loss or 0.0) for x in limits]
-    best = list(itertools.accumulate(at_limit, lambda a, b: min(a, b, key=lambda p: p.loss or 0.0)))
+    best = [min((p for p in found if p.x <= x), key=_loss) for x in limits]
     with style():
         figure = canvas(560, 360)
         axes = figure.add_subplot()
         names = list(dict.fromkeys(point.method for point in found))
         colors = dict(zip(names, itertools.cycle(light for light, _ in SERIES), strict=False))
         for point in found:
-            axes.plot([point.x], [point.loss], "o", color=colors[point.method], ms=4, alpha=0.5)
-        axes.step(limits, [p.loss for p in best], where="post", color=INK, lw=1.8)
+            color = colors[point.method]
+            axes.plot([point.x], [_loss(point)], "o", color=color, ms=4, alpha=0.5)
+        axes.step(limits, [_loss(point) for point in best], where="post", color=INK, lw=1.8)
         for x, point in zip(limits, best, strict=True):
-            axes.plot([x], [point.loss], "o", color=colors[point.method], ms=7)
+            axes.plot([x], [_loss(point)], "o", color=colors[point.method], ms=7)
             words = f"{clean(point.method)}, {big(point.parameters or 0)}"
-            axes.annotate(words, (x, point.loss or 0.0), (5, -12), textcoords="offset points",
+            axes.annotate(words, (x, _loss(point)), (5, -12), textcoords="offset points",
                           color=colors[point.method], fontsize=9)  # fmt: skip
         axes.set_xscale("log")
         axes.set_xticks(limits, [big(x) for x in limits])

@@ -40,10 +40,15 @@ BUDGET = (
 
 def budget(view: View) -> DataFrame:
     """What each method spent. Every tuning trial counts, however it ended."""
-    return frame(BUDGET, [_spent(method) for method in view.methods])
+    devices = {record.device for method in view.methods for record in method.records}
+    crowded = int(view.manifest.get("slots") or 1) > len(devices)
+    return frame(BUDGET, [_spent(method, crowded) for method in view.methods])
 
 
-def _spent(method: Method) -> dict[str, Any]:
+def _spent(method: Method, crowded: bool) -> dict[str, Any]:
+    """Args:
+    crowded: several trials shared a device, whose counter then holds the energy of all of them.
+    """
     counts = statuses(method.tune)
     records = method.records
     joules = [record.joules for record in records]
@@ -63,6 +68,8 @@ def _spent(method: Method) -> dict[str, Any]:
         "device_s": math.fsum(_wall_s(record) for record in records),
         "joules": Missing("this device does not count them")
         if not joules or None in joules
+        else Missing("trials shared the device, whose energy cannot be told apart")
+        if crowded
         else math.fsum(j for j in joules if j is not None),
         "retries": sum(record.retries for record in records),
     }

@@ -161,7 +161,8 @@ def test_joules_need_a_device_that_counts_them() -> None:
     spec = OPTIMIZERS.load("adamw").value
     with pytest.raises(BenchError, match="energy of adamw could not be measured"):
         horizons.steps(budget("joules", 5.0), spec, [timed(0.01)])
-    powered = [replace(timed(0.01), joules=20.0, steps=10)]
+    # 10 timed steps of 10 ms took 20 J, whatever came before them.
+    powered = [replace(timed(0.01), joules=20.0, wall_s={"windows": [0.01], "step": 0.1})]
     assert horizons.steps(budget("joules", 100.0), spec, powered) == 50
 
 
