@@ -122,7 +122,7 @@ def _estimate(
     device: str,
     tflops: float | None,
 ) -> Estimate:
-    from levelfield.bench.train import UNTIMED_STEPS
+    from levelfield.bench.train_request import UNTIMED_STEPS
 
     budget, timing = protocol.budget, protocol.timing
     trials = budget.studies * (budget.trials + final_seeds) + budget.sweep * budget.sweep_seeds

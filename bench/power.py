@@ -92,7 +92,9 @@ def _beyond(bound: float, df: float, shift: float) -> float:
 
     if shift > bound + 38:
         return 1.0  # beyond what the distribution's series can hold; the rest is below 1e-16
-    return float(nct.sf(bound, df, shift) + nct.cdf(-bound, df, shift))
+    above, below = float(nct.sf(bound, df, shift)), float(nct.cdf(-bound, df, shift))
+    # The series gives up where a tail is nothing: P(T < -bound) < P(Z < -shift).
+    return above + (0.0 if math.isnan(below) and shift > 6 else below)
 
 
 def needed(

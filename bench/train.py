@@ -34,10 +34,8 @@ from levelfield.bench.spec import (
 )
 from levelfield.bench.stepper import StepBatch
 from levelfield.bench.study import method_digest
-from levelfield.bench.train_request import Progress, TrialRequest, identity
+from levelfield.bench.train_request import UNTIMED_STEPS, Progress, TrialRequest, identity
 
-UNTIMED_STEPS = 5
-"""First steps of a trial: warm-up of caches and allocators, and accounting."""
 ACCOUNTED_STEPS = 2
 """Steps under the storage tracker: the first allocates the state, the second has it."""
 MAX_POINTS = 400

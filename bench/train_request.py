@@ -8,6 +8,9 @@ from typing import Any
 
 from levelfield.bench.spec import Phase, Protocol, Status, TrialRecord
 
+UNTIMED_STEPS = 5
+"""First steps of a trial: warm-up of caches and allocators, and accounting."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRequest:

@@ -15,10 +15,13 @@ def summary(run: views.RunLike) -> list[str]:
     """Lines for a terminal: the leaderboard's main columns, then the headline."""
     view = views.build(run)
     frame = tables.leaderboard(view)
-    lines = [f"{'place':>5}  {'method':<20}{'loss':>9}{'± 95 %':>9}{'step':>8}{'state KiB':>11}"]
-    for row in frame.to_dict("records"):
+    rows = frame.to_dict("records")
+    width = max([20, *(len(str(row["method"])) + 2 for row in rows)])
+    head = f"{'place':>5}  {'method':<{width}}{'loss':>9}{'± 95 %':>9}{'step':>8}{'state KiB':>11}"
+    lines = [head]
+    for row in rows:
         lines.append(
-            f"{_cell(row.get('place'), '.0f'):>5}  {row['method']!s:<20}"
+            f"{_cell(row.get('place'), '.0f'):>5}  {row['method']!s:<{width}}"
             f"{_cell(row.get('report_loss_mean_nats'), '.4f'):>9}"
             f"{_cell(_half(row), '.4f'):>9}"
             f"{_cell(row.get('step_time_ratio'), '.2f', 'x'):>8}"

@@ -184,8 +184,12 @@ class View:
         return tuple(sorted(placed, key=lambda method: method.rank or 0))
 
     def pair(self, a: str, b: str) -> inference.Comparison | None:
-        """The comparison of two methods, turned so that it reads a - b."""
-        for pair in self.pairs:
+        """The comparison of two methods, turned so that it reads a - b.
+
+        Against the baseline it is one of the claims, which are corrected among themselves.
+        """
+        claims = self.family.claims if self.ranked and self.baseline in (a, b) else ()
+        for pair in (*claims, *self.pairs):
             if (pair.a, pair.b) == (a, b):
                 return pair
             if (pair.a, pair.b) == (b, a):

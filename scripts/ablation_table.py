@@ -176,7 +176,7 @@ def main() -> None:
         int(found.setting("budget", n, default=0)) for n in ("steps", "trials", "studies", "seeds")
     ]
     steps, trials, studies, seeds = budget
-    day = str(found.manifest.get("created", ""))[:10]
+    day = str(found.manifest.get("created_utc", ""))[:10]
     text = [
         "# Ablations",
         "What a part of a method is worth, on `quick`: a LLaMA of width 32 and two layers, "

@@ -384,6 +384,17 @@ def test_a_horizon_of_its_own_for_every_method_is_fair(
     assert "steps of adamw, not 12" in found["horizon"]
 
 
+def test_a_controller_that_is_timed_to_the_end_is_fair(tmp_path: Path) -> None:
+    timing = replace(BRIEF.timing, steps=2)
+    done = small.run(tmp_path, ["adamw", "adafrugal_t"], replace(BRIEF, timing=timing))
+    timed = {r.optimizer: r.steps for r in done.records if r.phase == "timing"}
+    assert timed == {"adamw": 7, "adafrugal_t": 16}
+    assert_fair(done)
+    cut = [replace(r, steps=9) if r.phase == "timing" and r.optimizer != "adamw" and r.trial == 1
+           else r for r in done.records]  # fmt: skip
+    assert "adafrugal_t" in outcomes(rewritten(done, tmp_path, cut))["horizon"]
+
+
 def test_points_of_another_run_are_fair(run: Run, tmp_path: Path) -> None:
     target = small.changed(PROTOCOL, name="target", steps=14)
     done = api.run(target, ["adamw"], out=tmp_path, slots=1, tuned_from=run.path)

@@ -109,3 +109,10 @@ def test_what_makes_no_sense_says_so() -> None:
         assert not broken.equivalent
         assert broken.p is None
         assert broken.reason
+
+
+def test_large_effects_need_few_studies() -> None:
+    """The tails' series gives up there; the answer is no larger for it."""
+    assert power.needed(0.719, 0.0586) == 2
+    assert power.needed(0.2456, 0.0645) == 3
+    assert power.achieved_power(0.719, 0.0586, 40) == pytest.approx(1.0)

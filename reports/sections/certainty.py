@@ -17,7 +17,8 @@ def render(view: View) -> Block | None:
     parts: list[Part] = []
     caption = (
         f"Difference in mean report loss to {clean(view.baseline)} over tuning studies, with its "
-        "95 % t interval. Filled: significant after Holm's correction over all pairs; hollow: not."
+        "95 % t interval. Filled: significant after Holm's correction over these claims; hollow: "
+        "not. Places need more: there the correction is over all pairs."
     )
     parts += drawing(
         charts.differences, view, "differences", f"Differences to {clean(view.baseline)}", caption

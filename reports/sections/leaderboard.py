@@ -47,7 +47,9 @@ def render(view: View) -> Block:
         reading.append(
             "Place = 1 + the number of methods that are significantly better. The tuning study is "
             "the unit: each was tuned from its own start and is worth the mean of its final seeds; "
-            f"t test over studies, two-sided, Holm over all {plural(len(view.pairs), 'pair')}, "
+            f"t test over studies, two-sided, Holm over all {plural(len(view.pairs), 'pair')} "
+            f"(for places; over the {plural(len(view.family.claims), 'claim')} against "
+            f"{clean(view.baseline)} for those), "
             f"alpha {short(view.family.alpha)}. Methods that cannot be told apart share a place; a "
             "noisy one may hold a better place than its median suggests."
         )
