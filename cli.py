@@ -516,13 +516,16 @@ def plan(
 @app.command()
 def memory(
     model: Annotated[
-        str,
+        str | None,
         typer.Option("--model", help="llama-60m to llama-7b, a config's JSON file, or a folder."),
-    ],
+    ] = None,
     optimizer: Annotated[
         list[str] | None,
         typer.Option("--optimizer", "-o", help="A method; repeatable [those of quick]."),
     ] = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Instead: the papers' figures, computed again.")
+    ] = False,
     batch: Annotated[int, typer.Option("--batch", help="Sequences a pass.")] = 1,
     seq: Annotated[int, typer.Option("--seq", help="Tokens a sequence.")] = 256,
     precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, fp32+bf16.")] = "bf16",
@@ -554,6 +557,15 @@ def memory(
         from levelfield.bench import registry
         from levelfield.reports import memory as report
 
+        if published:
+            if model is not None or optimizer:
+                raise BenchError(
+                    "--published computes every figure of the papers",
+                    "accepted with it: --json; leave --model and -o out",
+                )
+            return _published()
+        if model is None:
+            raise BenchError("no --model given", "accepted: --model llama-7b, or --published")
         found = planner.plan(
             model,
             optimizer or registry.PROTOCOLS.load("quick").value.methods,
@@ -573,6 +585,44 @@ def memory(
         return Result(data, [*report.lines(found), *written])
 
     emit("memory", as_json, work)
+
+
+def _published() -> Result:
+    from levelfield.bench import growth
+    from levelfield.bench import published as papers
+
+    found = papers.check()
+    rows = [
+        {
+            "paper": item.cell.line,
+            "method": item.cell.method,
+            "size": item.cell.size,
+            "convention": str(item.cell.convention),
+            "printed": item.cell.printed,
+            "recomputed": item.recomputed,
+            "comes_out_as": None if item.reading is None else str(item.reading),
+            "ours": item.ours,
+            "difference": item.difference,
+            "cause": item.cell.cause,
+        }
+        for item in found
+    ]
+    lines = [f"{'paper':<10}{'method':<26}{'size':<6}{'printed':>8}{'again':>9}{'ours':>9}  "]
+    for item in found:
+        cell = item.cell
+        told = "" if item.reproduced else "as " + str(item.reading) if item.reading else cell.cause
+        lines.append(
+            f"{cell.line:<10}{cell.method:<26}{cell.size:<6}{cell.printed:>8}"
+            f"{item.recomputed:>9.3f}{item.ours:>9.3f}  {told}"
+        )
+    lines += ["", f"AdaFRUGAL's {growth.PAPER_GB:g} GB saved at 7B, by chains of assumptions:"]
+    chains = growth.chains()
+    lines += [f"{chain.gigabytes:>8.3f}  {chain.words}" for chain in chains]
+    data = {
+        "cells": rows,
+        "chains": [{"words": item.words, "gigabytes": item.gigabytes} for item in chains],
+    }
+    return Result(data, lines)
 
 
 @app.command()

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 STEM = "memory"
 WIDTH = 1240
-MODEL_READS = 2
-"""Scalars that are read by a model of transformers itself, in one pass or two."""
 BYTES = ("weights", "gradients", "state", "activations", "temporary", "total")
 TITLES = {
     "weights": "weights",
@@ -238,7 +236,7 @@ def remarks(plan: Plan) -> list[str]:
     reading = [
         f"{row.method} {row.simulated.host_reads}"
         for row in plan.rows
-        if row.simulated is not None and row.simulated.host_reads > MODEL_READS * plan.accumulation
+        if row.simulated is not None and row.simulated.host_reads
     ]
     if reading:
         found.append(f"scalars that the host reads in a step, each a wait: {listed(reading)}")

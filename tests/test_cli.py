@@ -28,7 +28,8 @@ COMMANDS = {
     "doctor": ["--json"],
     "list": ["KIND", "--out", "--json"],
     "memory": [
-        *["--model", "-o", "--optimizer", "--batch", "--seq", "--precision", "--accumulation"],
+        *["--model", "-o", "--optimizer", "--published", "--batch", "--seq", "--precision"],
+        "--accumulation",
         *["--checkpointing", "--gpu", "--route", "--device", "--out", "--json"],
     ],
     "new": ["KIND", "NAME", "--json"],

@@ -417,3 +417,14 @@ def test_seven_billion_parameters_are_simulated_within_a_minute_and_a_gibibyte()
         assert item["simulated"]["wall_s"] < 60, item["method"]
         assert item["simulated"]["state"] == item["formula"]["state"]
         assert item["simulated"]["update_peak"] is not None
+
+
+def test_the_papers_figures_come_by_one_command() -> None:
+    done = CliRunner().invoke(app, ["memory", "--published", "--json"])
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)["data"]
+    assert len(data["cells"]) == 53
+    cell = data["cells"][1]
+    assert (cell["printed"], cell["comes_out_as"]) == ("1.00", "state, fp32, GiB")
+    for wrong in (["memory"], ["memory", "--published", "--model", "7b"]):
+        assert CliRunner().invoke(app, wrong).exit_code == 2
