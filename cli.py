@@ -483,32 +483,33 @@ def plan(
     """Tell what a run would cost: trials, tokens, minutes. Nothing is run."""
 
     def work() -> Result:
-        from levelfield.bench import api
+        from levelfield.bench import api, family
         from levelfield.bench import plan as planner
 
         wanted, methods, _ = api.resolve(protocol, optimizer or (), settings or ())
-        if wanted.variants:
-            names = ", ".join(variant.name for variant in wanted.variants)
-            raise BenchError(
-                f"{wanted.name} is a family of {len(wanted.variants)}: {names}",
-                "plan one member by its settings, as `levelfield show` lists them, with --set",
-            )
         # A device that is not here can be planned for if its speed is given.
         count = slots or 1
         if tflops is not None:
             api.places("cpu", slots, wanted.threads)  # the device itself need not be here
         else:
             _, count = api.places(device, slots, wanted.threads)
-        found = planner.plan(
-            wanted,
-            methods,
-            seed=seed,
-            final_seeds=wanted.budget.seeds if seeds is None else seeds,
-            slots=count,
-            device=device,
-            tflops=tflops,
-        )
-        return Result(found, planner.lines(found))
+        parts = family.members(wanted) if wanted.variants else ((wanted.name, wanted),)
+        plans = [
+            planner.plan(
+                part,
+                methods,
+                seed=seed,
+                final_seeds=part.budget.seeds if seeds is None else seeds,
+                slots=count,
+                device=device,
+                tflops=tflops,
+            )
+            for _, part in parts
+        ]
+        if not wanted.variants:
+            return Result(plans[0], planner.lines(plans[0]))
+        whole = planner.family(wanted.name, plans)
+        return Result(whole, planner.family_lines(whole))
 
     emit("plan", as_json, work)
 

@@ -72,6 +72,7 @@ def plan(
     return {
         "protocol": protocol.name,
         "parameters": parameters,
+        "memory_gib": protocol.budget.memory_gib,
         "tokens_a_trial": protocol.tokens_per_step * protocol.budget.steps,
         "seeds": {
             "tune": [tune_seed(seed, study) for study in range(protocol.budget.studies)],
@@ -207,6 +208,11 @@ def lines(found: dict[str, Any]) -> list[str]:
             f"{step:>11}{spent:>13}  {row['source']}"
         )
     wall = "unknown" if found["wall_s"] is None else duration(found["wall_s"])
+    if found["memory_gib"] is not None:
+        shown.append(
+            f"counted with the protocol's own model; in {found['memory_gib']:g} GiB each method "
+            "trains the largest size that fits"
+        )
     shown += [
         "",
         f"in all {found['trials']} trials, {found['tokens']:,} tokens, {found['flops']:.2e} FLOPs; "
@@ -214,6 +220,37 @@ def lines(found: dict[str, Any]) -> list[str]:
         "evaluation and report come on top; nothing was run",
     ]
     return shown
+
+
+def family(name: str, plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The plans of a family's members, and their sum."""
+    spent = [found["wall_s"] for found in plans]
+    return {
+        "family": name,
+        "members": list(plans),
+        "trials": sum(found["trials"] for found in plans),
+        "tokens": sum(found["tokens"] for found in plans),
+        "flops": sum(found["flops"] for found in plans),
+        "wall_s": None if None in spent else sum(spent),
+    }
+
+
+def family_lines(whole: dict[str, Any]) -> list[str]:
+    """A family's plan for people: every member, then the sum."""
+    from levelfield.bench.progress import duration
+
+    shown = [line for found in whole["members"] for line in (*lines(found)[:-FOOT], "")]
+    wall = "unknown" if whole["wall_s"] is None else duration(whole["wall_s"])
+    return [
+        *shown,
+        f"{whole['family']}: {len(whole['members'])} members, {whole['trials']} trials, "
+        f"{whole['tokens']:,} tokens, {whole['flops']:.2e} FLOPs; about {wall}",
+        "evaluation and report come on top; nothing was run",
+    ]
+
+
+FOOT = 3
+"""Last lines of a plan that sum it up: the blank one, the sum, and what is not in it."""
 
 
 def _spread(seeds: Sequence[int]) -> str:

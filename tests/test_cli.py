@@ -585,3 +585,15 @@ def test_a_method_that_lacks_its_library_is_listed_with_the_reason(
     assert "not installed" not in next(
         row for row in done.stdout.splitlines() if row.startswith("adamw ")
     )
+
+
+def test_a_family_is_planned_member_by_member() -> None:
+    done = call("plan", "ladder", "-o", "adamw", "-o", "lion", "--tflops", "0.04", "--json")
+    assert done.exit_code == 0, done.output
+    whole = json.loads(done.stdout)["data"]
+    assert [part["protocol"] for part in whole["members"]] == [
+        f"ladder-h{hidden}" for hidden in (16, 24, 32, 48, 64)
+    ]
+    assert whole["tokens"] == sum(part["tokens"] for part in whole["members"])
+    shown = call("plan", "ladder", "-o", "adamw", "--tflops", "0.04").stdout
+    assert "ladder: 5 members" in shown
