@@ -10,9 +10,11 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -180,7 +182,8 @@ class Registry(Generic[T]):
 
     def _import(self, load: Any, origin: str) -> ModuleType:
         try:
-            module: ModuleType = load()
+            with _without_chatter():
+                module: ModuleType = load()
         except BenchError:
             raise
         except KeyboardInterrupt:
@@ -203,6 +206,17 @@ class Registry(Generic[T]):
                 f"{entry.origin}: {attribute} {given}", f"accepted: a {self.record.__name__}"
             )
         return Loaded(value, entry, Path(str(module.__file__)))
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Libraries log on import what they could not load, each time, to everybody's terminal."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @lru_cache(maxsize=1000)

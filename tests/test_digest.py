@@ -205,7 +205,7 @@ OTHER: dict[str, Any] = {
 }
 GROUPS: dict[str, Any] = {
     "model": Model(family="x", hidden=1, layers=1, heads=1, intermediate=1, tied=True, dropout=0.5),
-    "data": Data(source="x", tokenizer="x", sequence=1, batch=1),
+    "data": Data(source="x", tokenizer="x", sequence=1, batch=1, packing=False, seed=1),
     "budget": Budget(steps=1, unit="tokens", amount=1.0, memory_gib=1.0),
     "schedule": Schedule(shape="wsd", warmup=0.5, floor=0.5, decay=0.5),
     "fallback": Fallback(lr=1.0, beta1=0.5, beta2=0.5, eps=1.0, weight_decay=1.0),
