@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench.digest import did_you_mean
+from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.shapes import SHAPES, Shape
 from levelfield.bench.spec import BenchError
 
@@ -110,7 +111,8 @@ def of_config(name: str, settings: Mapping[str, Any], origin: str) -> Architectu
 
 
 def _from_config(kind: str, settings: dict[str, Any], origin: str, sequence: int) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    with quiet_imports():
+        from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {key: value for key, value in settings.items() if key != "model_type"}
     longest = settings.get("max_position_embeddings", settings.get("n_positions"))

@@ -29,7 +29,7 @@ PRELOAD = [
     "levelfield.bench.fork_server",
     "__main__",
     "torch.optim",
-    "transformers.models.llama.modeling_llama",
+    "levelfield.bench.preload",
     "levelfield.bench.worker",
 ]
 GRACE_S = 5.0

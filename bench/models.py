@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from levelfield.bench.digest import did_you_mean
+from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.spec import BenchError, ParamInfo, Role
 from levelfield.bench.spec import Model as ModelConfig
 from levelfield.bench.stepper import Parameter
@@ -40,7 +41,8 @@ def build_model(config: ModelConfig, vocabulary: int, sequence: int, seed: int) 
 
 
 def _llama(config: ModelConfig, vocabulary: int, sequence: int) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    with quiet_imports():
+        from transformers import LlamaConfig, LlamaForCausalLM
 
     settings: dict[str, Any] = {
         "vocab_size": vocabulary,

@@ -10,11 +10,9 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.util
-import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +20,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from levelfield.bench.digest import did_you_mean, sha256
+from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.spec import BenchError, Metric, OptimizerSpec, Protocol, Section
 
 T = TypeVar("T")
@@ -182,7 +181,7 @@ class Registry(Generic[T]):
 
     def _import(self, load: Any, origin: str) -> ModuleType:
         try:
-            with _without_chatter():
+            with quiet_imports():
                 module: ModuleType = load()
         except BenchError:
             raise
@@ -206,17 +205,6 @@ class Registry(Generic[T]):
                 f"{entry.origin}: {attribute} {given}", f"accepted: a {self.record.__name__}"
             )
         return Loaded(value, entry, Path(str(module.__file__)))
-
-
-@contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Libraries log on import what they could not load, each time, to everybody's terminal."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 @lru_cache(maxsize=1000)

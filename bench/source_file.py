@@ -25,7 +25,7 @@ from levelfield.bench.spec import BenchError
 OPTIONS = ("column", "limit", "format", "document", "encoding", "header")
 SUFFIXES: Mapping[str, str] = {
     **{".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"},
-    **{".parquet": "parquet", ".txt": "text", ".text": "text", ".md": "text", ".tokens": "text"},
+    **{".parquet": "parquet", ".txt": "text", ".text": "text", ".tokens": "text"},
 }
 RULES = ("block", "line", "heading", "file")
 """What a document is in plain text: paragraphs of `BLOCK` characters together, a line, what follows
@@ -35,7 +35,7 @@ MOST_LINE = 1 << 28
 """Characters of one line of jsonl, which must be in memory to be understood."""
 
 _HEADING = re.compile(r"\s?= [^=\s].*[^=\s] =\s*")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
+_MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def read(rest: str) -> Source:
@@ -69,14 +69,13 @@ def _files(given: str, found: Mapping[str, str]) -> list[Path]:
     if not path.is_dir():
         _kind(path, found)
         return [path]
-    inside = sorted(item for item in path.rglob("*") if item.is_file())
-    files = [item for item in inside if _suffix(item) in SUFFIXES]
+    if any((path / name).is_file() for name in _MODEL_FILES):
+        raise BenchError(
+            f"{given} is a folder of a model, not of text",
+            f"accepted: a folder of text; a tokenizer is given as data.tokenizer={given}",
+        )
+    files = sorted(item for item in path.rglob("*") if item.is_file() and _suffix(item) in SUFFIXES)
     if not files:
-        if any((path / name).is_file() for name in _TOKENIZER_FILES):
-            raise BenchError(
-                f"{given} is a folder of a model, not of text",
-                f"a tokenizer is given as data.tokenizer={given}",
-            )
         raise BenchError(f"{given} holds no text", f"accepted: files in {', '.join(SUFFIXES)}")
     return files
 
@@ -114,8 +113,13 @@ def _read_file(path: Path, found: Mapping[str, str]) -> Iterator[Text]:
     kind = _kind(path, found)
     if path.stat().st_size == 0:
         raise BenchError(f"{path.name} is empty", "its download may have failed")
+    any_text = False
     with _told(path):
-        yield from READERS[kind](path, found)
+        for text in READERS[kind](path, found):
+            any_text = True
+            yield text
+    if not any_text:
+        raise BenchError(f"{path.name} holds no document", "a header, or blank lines, at most")
 
 
 @contextmanager

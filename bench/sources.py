@@ -21,7 +21,8 @@ import numpy.typing as npt
 from levelfield.bench import archives, documents, markov, source_file, source_hub, tokenising
 from levelfield.bench.digest import did_you_mean
 from levelfield.bench.documents import SLICES as SLICES
-from levelfield.bench.documents import Counts, Document, Source, Text
+from levelfield.bench.documents import Counts, Source, Text
+from levelfield.bench.manual import Document
 from levelfield.bench.manual import documents as manual_documents
 from levelfield.bench.spec import BenchError, Data
 
@@ -32,6 +33,8 @@ IGNORED = -100
 """Stands for padding: no id, and no target."""
 CHUNK = 256
 """Documents tokenised at a time."""
+LAYOUT = 1
+"""Raised when `_stream` changes: streams in the cache go stale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,8 @@ def _tokens(
     """The streams, from the user's cache where the same texts were tokenised before."""
     if made.digest == "bytes":
         return {name: _stream(made, texts, row) for name, texts in by_slice.items()}
-    key = hashlib.sha256(f"{made.digest} {made.vocabulary} {made.end} {row}".encode())
+    form = f"{LAYOUT} {made.digest} {made.vocabulary} {made.end} {row}"
+    key = hashlib.sha256(form.encode())
     for name, texts in by_slice.items():
         key.update(f"{name} {len(texts)}".encode())
         for text in texts:
@@ -215,13 +219,13 @@ def _tokens(
     path = documents.cache() / "tokens" / f"{key.hexdigest()[:32]}.npz"
     try:
         with np.load(path) as kept:
-            return {name: kept[name] for name in SLICES}
+            return {name: kept[f"arr_{place}"] for place, name in enumerate(SLICES)}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # absent, or spoilt: made again
     tokens = {name: _stream(made, texts, row) for name, texts in by_slice.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.stem}.{os.getpid()}.part.npz")
-    np.savez(part, **tokens)
+    np.savez(part, *(tokens[name] for name in SLICES))
     part.replace(path)
     return tokens
 
@@ -261,9 +265,10 @@ class BatchOrder:
     """
 
     def __init__(self, tokens: Tokens, data: Data, seed: int) -> None:
-        # Without packing: how far apart rows begin.
+        # Where a window may begin: at any token, or at any row.
         self._row = 1 if data.packing else data.sequence + 1
-        if len(tokens) < data.sequence + (2 if data.packing else 1):
+        self._places = (len(tokens) - data.sequence if data.packing else len(tokens)) // self._row
+        if self._places < (2 if data.packing else 1):
             raise BenchError(
                 f"the train slice holds {len(tokens)} tokens",
                 f"sequences of {data.sequence} need at least {data.sequence + 2}",
@@ -275,11 +280,7 @@ class BatchOrder:
     def next(self) -> Tokens:
         """The next batch, [batch, sequence + 1]."""
         length = self._data.sequence
-        starts = self._row * self._random.integers(
-            0,
-            (len(self._tokens) - (length if self._row == 1 else 0)) // self._row,
-            self._data.batch,
-        )
+        starts = self._random.integers(0, self._places, self._data.batch) * self._row
         self._hash.update(starts.astype("<i8").tobytes())
         batch: Tokens = self._tokens[starts[:, None] + np.arange(length + 1)[None, :]]
         return batch

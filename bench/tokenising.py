@@ -129,7 +129,10 @@ def _pretrained(name: str, where: str, *, local: bool) -> Tokenizer:
     try:
         from transformers import AutoTokenizer
 
-        made: Any = AutoTokenizer.from_pretrained(where, local_files_only=local)
+        # No text can spell a special token.
+        made: Any = AutoTokenizer.from_pretrained(
+            where, local_files_only=local, split_special_tokens=True
+        )
     except Exception as error:
         if local:
             line = (str(error).splitlines() or ["no message"])[0][:200]

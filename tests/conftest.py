@@ -46,6 +46,12 @@ if _HOME not in os.environ:  # the first process; the workers of xdist share its
     )
 
 
+def pytest_report_header() -> str:
+    from levelfield.tests import local_data
+
+    return local_data.status()
+
+
 def pytest_unconfigure() -> None:
     if _made is not None:
         shutil.rmtree(_made, ignore_errors=True)
