@@ -551,7 +551,8 @@ def memory(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what methods need in memory on a model, and what fits. Nothing is allocated."""
+    """Tell what methods need in memory on a model, and what fits. The model is never allocated,
+    but for `measured`: a short run, on its own only where that takes seconds."""
 
     def work() -> Result:
         from levelfield.bench import memory as planner
@@ -668,11 +669,14 @@ def new(
     """Write a commented template, NAME.py, that passes `levelfield check`."""
 
     def work() -> Result:
+        from levelfield.bench.registry import OPTIMIZERS
         from levelfield.bench.spec import check_name
 
         if kind != "optimizer":
             raise BenchError(f"nothing is known to make of kind {kind!r}", "accepted: optimizer")
         check_name("optimizer", name)
+        if name in OPTIMIZERS.entries():
+            raise BenchError(f"an optimizer is named {name!r}", "choose another name")
         path = Path(f"{name}.py")
         if path.exists():
             raise BenchError(f"{path} is already there", "choose another name")

@@ -254,7 +254,7 @@ def extract(file: Path, archive: Archive, folder: Path) -> None:
                 shutil.copyfileobj(source, sink)
             count += 1
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        reason = str(error) or type(error).__name__
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BenchError(f"{file.name} cannot be unpacked: {reason}", "get it again") from None
     if count != archive.count:
         raise BenchError(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from levelfield.bench.digest import derive_seed
+from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Protocol
 from levelfield.bench.stepper import (
     BuildContext,
@@ -64,12 +65,54 @@ def claimed_state_bytes(
     hparams: Mapping[str, Any],
     progress: float,
 ) -> int:
-    """What the spec claims for its roles, and AdamW's two moments for the rest."""
+    """What the spec claims for its roles, and AdamW's two moments for the rest.
+
+    Raises:
+        BenchError: the claim fails, or is no number of bytes.
+    """
     taken = tuple(info for info in infos if info.role in spec.roles)
     rest = sum(
         2 * info.nbytes for info in infos if info.role not in spec.roles and info.tied_to is None
     )
-    return spec.state_bytes(taken, hparams, progress) + rest
+    try:
+        own = spec.state_bytes(taken, hparams, progress)
+    except BenchError:
+        raise
+    except Exception as error:  # a plug-in's claim, or values that it was not made for
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise BenchError(f"state_bytes of {spec.name} fails: {why}", "see its claim") from error
+    if isinstance(own, bool) or not isinstance(own, int) or own < 0:
+        raise BenchError(
+            f"state_bytes of {spec.name} gives {own!r}", "accepted: a whole number of bytes from 0"
+        )
+    return own + rest
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else "no message"
+
+
+def try_out(spec: OptimizerSpec) -> None:
+    """Build a method at its defaults over a tiny model and take a step: its values are refused
+    now, and not by the first trial.
+
+    Raises:
+        BenchError: whatever the method raises, in one line.
+    """
+    from levelfield.bench.check_bench import Bench
+
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            Bench(spec, spec.defaults()).take(1)
+    except BenchError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise BenchError(
+            f"{spec.name} cannot take a step: {why}", "accepted: values that the method can take"
+        ) from error
 
 
 def build_stepper(
@@ -98,7 +141,8 @@ def build_stepper(
         decay_roles=protocol.decay_roles,
         rest=fallback,
     )
-    built = resolve(spec.build)(context, hparams)
+    with quiet_imports():
+        built = resolve(spec.build)(context, hparams)
     if not isinstance(built, torch.optim.Optimizer):
         if not isinstance(built, Stepper):
             raise BenchError(

@@ -161,7 +161,7 @@ class Campaign:
         for name, reason in out.items():
             self.watcher.note(f"{name} is out: {reason}")
         if len(out) == len(sizes):
-            raise BenchError(
+            raise fitting.NothingFits(
                 f"no method fits into {self.protocol.budget.memory_gib:g} GiB",
                 "; ".join(f"{name}: {reason}" for name, reason in list(out.items())[:2]),
             )

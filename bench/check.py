@@ -46,6 +46,7 @@ CHECKS: Mapping[str, Callable[[OptimizerSpec], str]] = {
     "mixed": check_targets.mixed,
     "finite weights": check_steps.finite,
     "state bytes": check_claims.claimed_bytes,
+    "hidden bytes": check_claims.hidden_bytes,
     "passes": check_claims.claimed_passes,
     "host reads": check_claims.host_reads,
     "stable state": check_steps.stable_state,

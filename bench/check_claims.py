@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
 from collections import Counter
+from collections.abc import Sequence
 
-from levelfield.bench.build import claimed_state_bytes
-from levelfield.bench.check_bench import PROTOCOL, Bench, Failure
-from levelfield.bench.meter import StorageTracker, state_bytes
+from levelfield.bench import models
+from levelfield.bench.build import build_stepper, claimed_state_bytes
+from levelfield.bench.check_bench import PROTOCOL, SEED, Bench, Failure
+from levelfield.bench.meter import StorageTracker, state_bytes, state_tensors, storage_key
 from levelfield.bench.spec import OptimizerSpec
 
 
@@ -52,6 +56,44 @@ def claimed_bytes(spec: OptimizerSpec) -> str:
         raise Failure(f"claims {claimed:,} bytes of state and holds {held:,}")
     parameters = sum(info.numel for info in infos)
     return f"{held:,} bytes, {held / parameters:.2f} a parameter, as claimed"
+
+
+CONSTANTS = 4096
+"""Bytes of tables that a library may keep: they do not grow with the model."""
+
+
+def hidden_bytes(spec: OptimizerSpec) -> str:
+    """What is alive after a step beyond weights, gradients and the claimed state: copies that a
+    method keeps elsewhere count too."""
+    bench = Bench(spec, spec.defaults())
+    bench.model = copy.deepcopy(bench.model)  # without the hooks of the method that was built
+    bench.params = models.parameters(bench.model)
+    tracker = StorageTracker([*bench.model.parameters(), *bench.model.buffers()])
+    before = tracker.live_bytes
+    with tracker:
+        bench.stepper = build_stepper(
+            spec, PROTOCOL, bench.model, bench.params, bench.hparams, SEED
+        )
+        bench.take(2)
+    for param in bench.params:
+        param.tensor.grad = None
+    gc.collect()
+    infos = tuple(param.info for param in bench.params)
+    progress = bench.step / PROTOCOL.budget.steps
+    claimed = claimed_state_bytes(spec, PROTOCOL, infos, bench.hparams, progress)
+    kept = tracker.live_bytes - before - scalars(bench.stepper.optimizers) - claimed
+    most = CONSTANTS if spec.requires else 0
+    if kept > most:
+        raise Failure(f"keeps {kept:,} bytes beside the state that it claims")
+    return "nothing beside the state" if kept <= 0 else f"{kept:,} bytes of constants"
+
+
+def scalars(holders: Sequence[object]) -> int:
+    """Bytes of 0-dim tensors, which a claim leaves out (counters, rates, points of a series)."""
+    held = list(state_tensors([vars(holder) for holder in holders]))
+    wide = {storage_key(tensor) for tensor in held if tensor.ndim}
+    sizes = {storage_key(t): t.untyped_storage().nbytes() for t in held if not t.ndim}
+    return sum(size for key, size in sizes.items() if key not in wide)
 
 
 def claimed_passes(spec: OptimizerSpec) -> str:

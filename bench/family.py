@@ -7,7 +7,8 @@ in order and finishes what is missing.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -169,7 +170,8 @@ def _finish(
         if watcher is not None:
             watcher.note(f"{protocol.name}: {name}")
         if (path / name / MANIFEST).is_file():
-            api.resume(path / name, rerun_stale=rerun_stale, slots=slots, watcher=watcher)
+            with _note_what_does_not_fit(watcher):
+                api.resume(path / name, rerun_stale=rerun_stale, slots=slots, watcher=watcher)
             continue
         writer = study.new_run(
             part,
@@ -183,5 +185,16 @@ def _finish(
             origin=data["protocol_origin"],
             folder=path / name,
         )
-        api.train(writer, part, methods, devices, slots, watcher)
+        with _note_what_does_not_fit(watcher):
+            api.train(writer, part, methods, devices, slots, watcher)
     return load_family(path)
+
+
+@contextmanager
+def _note_what_does_not_fit(watcher: Watcher | None) -> Iterator[None]:
+    """A limit that nothing fits is a result of its member; the others go on."""
+    try:
+        yield
+    except fitting.NothingFits as error:
+        if watcher is not None:
+            watcher.note(str(error))

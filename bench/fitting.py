@@ -18,6 +18,10 @@ from levelfield.bench.spec import BenchError, OptimizerSpec, Protocol, Variant
 GIB = 2**30
 
 
+class NothingFits(BenchError):
+    """No method of a run fits its memory budget."""
+
+
 def limit_bytes(protocol: Protocol) -> float | None:
     """Bytes that a trial's peak may reach, or None if the protocol sets no such limit."""
     limit = protocol.budget.memory_gib

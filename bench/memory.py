@@ -231,9 +231,13 @@ def plan(
     sizes = [(text, capacity(text)) for text in gpus]
 
     from levelfield.bench import architecture, models, reference
+    from levelfield.bench.build import try_out
 
     wanted = architecture.resolve(model)
     specs = [reference.load_spec(name).value for name in methods]
+    for spec in specs:
+        if not _lacking(spec):
+            try_out(spec)
 
     from levelfield.bench.simulate import Simulator, Workload, build_meta
 
@@ -295,6 +299,13 @@ def plan(
         wall_s=time.perf_counter() - start,
         process_peak_bytes=peak if sys.platform == "darwin" else peak * 1024,
     )
+
+
+def _lacking(spec: OptimizerSpec) -> list[str]:
+    """Libraries that a method needs and that are not here: only its claim can be told."""
+    from importlib.util import find_spec
+
+    return [name for name in spec.requires if find_spec(name.partition(".")[0]) is None]
 
 
 def model_bytes(model: nn.Module) -> int:

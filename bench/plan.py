@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from levelfield.bench import horizons
+from levelfield.bench.fitting import check_sizes
 from levelfield.bench.schedules import check_schedule
 from levelfield.bench.spec import BenchError, Protocol
 from levelfield.bench.study import Method, check_budget, final_seed, tune_seed
@@ -61,6 +62,7 @@ def plan(
     """
     check_schedule(protocol)
     check_budget(protocol, final_seeds)
+    check_sizes(protocol)
     if tflops is not None and not 0 < tflops < math.inf:
         raise BenchError(f"--tflops {tflops:g}", "accepted: a number above 0")
     parameters = count_parameters(protocol)

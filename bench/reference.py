@@ -74,8 +74,10 @@ def parse(reference: str, inside: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in inside:
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not value or key in found:
+        if not key or not equals or not value:
             raise BenchError(f"{reference}: {part!r} changes nothing", f"accepted: {FORM}")
+        if key in found:
+            raise BenchError(f"{reference}: {key!r} is given twice", f"accepted: {FORM}")
         found[key] = _value(value)
     if not found:
         raise BenchError(f"{reference} changes nothing", f"accepted: {FORM}")
@@ -83,6 +85,10 @@ def parse(reference: str, inside: list[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
+    if text.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        raise BenchError(
+            f"{text} is no value", "accepted: a finite number, true, false, null, a word"
+        )
     if text in ("true", "false", "null"):
         return json.loads(text)
     for kind in (int, float):
@@ -129,8 +135,9 @@ def _changed(loaded: Loaded[OptimizerSpec], values: Mapping[str, Any]) -> Loaded
 
 
 def _alike(value: Any, default: Any) -> bool:
-    """Whether a value can stand for the default: numbers for numbers, words for words."""
-    if default is None or value is None:
+    """Whether a value can stand for the default. A word may stand for a number (a level of `row`):
+    whether the method knows it is found by trying it out."""
+    if default is None or isinstance(value, str):
         return True
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)

@@ -218,7 +218,7 @@ def _tokens(
             key.update(hashlib.sha256(text.encode()).digest())
     path = documents.cache() / "tokens" / f"{key.hexdigest()[:32]}.npz"
     try:
-        with np.load(path) as kept:
+        with path.open("rb") as file, np.load(file) as kept:
             return {name: kept[f"arr_{place}"] for place, name in enumerate(SLICES)}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # absent, or spoilt: made again

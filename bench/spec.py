@@ -61,9 +61,9 @@ def check_name(kind: str, name: str) -> None:
     """Refuse a name that cannot be part of a file's name.
 
     Raises:
-        BenchError: an empty name, or one with characters beyond letters, digits and `._=(),-`.
+        BenchError: an empty name, or one with characters beyond letters, digits and `._=(),+-`.
     """
-    plain = name.replace("_", "").translate({ord(char): None for char in ".=(),-"})
+    plain = name.replace("_", "").translate({ord(char): None for char in ".=(),+-"})
     if not plain.isalnum() or name.startswith(".") or len(name) > 100:
         raise BenchError(
             f"{kind} name {name!r}",

@@ -95,6 +95,10 @@ def load_method(reference: str) -> Method:
             f"{spec.name} needs {', '.join(missing)}, which is not installed",
             "install the extra that carries it",
         )
+    if loaded.parts:  # values of the user's own
+        from levelfield.bench.build import try_out
+
+        try_out(spec)
     origin, reference = loaded.entry.origin, loaded.entry.reference
     return Method(spec, origin, reference, method_digest(loaded), label)
 

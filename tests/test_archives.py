@@ -254,7 +254,7 @@ def test_a_bomb_is_not_unpacked(
 
 
 def test_an_unknown_name_is_told() -> None:
-    with pytest.raises(BenchError, match="unknown archive 'bcc'.*did you mean pypi:bbc"):
+    with pytest.raises(BenchError, match=r"unknown archive 'bcc'.*did you mean pypi:bbc"):
         sources.load(Data(source="pypi:bcc"))
 
 

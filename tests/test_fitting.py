@@ -13,6 +13,7 @@ from levelfield.bench.family import members
 from levelfield.bench.fitting import GIB, Fitter, check_sizes, own_protocol
 from levelfield.bench.registry import OPTIMIZERS, PROTOCOLS
 from levelfield.bench.spec import BenchError, Protocol, Variant
+from levelfield.reports import family as family_page
 from levelfield.reports import view
 from levelfield.tests import small
 
@@ -110,3 +111,23 @@ def test_the_shipped_protocol_gives_its_methods_different_models() -> None:
         for name in ("adamw_split", "signsgd")
     }
     assert chosen == {"adamw_split": "h24", "signsgd": "h32"}
+
+
+def test_a_limit_that_nothing_fits_does_not_end_a_family(tmp_path: Path) -> None:
+    from levelfield.bench.family import run_family
+    from levelfield.bench.study import load_methods
+
+    protocol = replace(
+        limited(peaks("adamw")[0]),
+        axis="memory",
+        variants=(
+            Variant(name="none", settings=("budget.memory_gib=0.00000001",)),
+            Variant(name="some", settings=()),
+        ),
+    )
+    found = run_family(protocol, load_methods(["adamw"]), origin="test", out=tmp_path, slots=1)
+    records = {name: len(run.records) for name, run in found.runs}
+    assert records["none"] == 0
+    assert records["some"] > 0
+    page = family_page.write(found)
+    assert "no size fits the memory budget" in page.read_text(encoding="utf-8")

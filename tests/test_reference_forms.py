@@ -63,7 +63,10 @@ def test_from_a_file(tmp_path: Path) -> None:
     [
         ("foam()", "changes nothing"),
         ("foam(level)", "'level' changes nothing"),
-        ("foam(level=1,level=2)", "'level=2' changes nothing"),
+        ("foam(level=1,level=2)", "'level' is given twice"),
+        ("foam(=1)", "'=1' changes nothing"),
+        ("foam(beta2=nan)", "nan is no value"),
+        ("foam(beta2=null)", "of another kind"),
         ("foam(levle=1)", "did you mean level"),
         ("foam(lr=0.1)", "'lr' is what tuning moves in foam"),
         ("foam(level=2.5)", "of another kind"),
@@ -75,6 +78,20 @@ def test_from_a_file(tmp_path: Path) -> None:
 def test_a_slip_gets_one_line(reference: str, words: str) -> None:
     with pytest.raises(BenchError, match=words.replace("(", r"\(")):
         load_spec(reference)
+
+
+def test_a_word_may_stand_for_a_number() -> None:
+    assert study.load_method("foam(level=row)").spec.fixed["level"] == "row"
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["foam(level=-1)", "foam(level=abc)", "frugal(rho=2.0)", "adamw(beta1=-5.0)",
+     "mix(matrix=foam(level=-1),vector=lion)"],
+)  # fmt: skip
+def test_values_that_a_method_refuses_are_told_before_any_trial(reference: str) -> None:
+    with pytest.raises(BenchError, match="cannot take a step|accepted"):
+        study.load_method(reference)
 
 
 def test_an_ablation_runs(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_document_that_is_too_long_is_held_in_pieces_of_one_slice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(documents, "MOST_CHARACTERS", 1000)
-    body = "".join(f"{n:07d}" + ("\n" if kind == "lines" else " ") for n in range(500))
+    body = "".join(f"{n:07d}" + ("\n" if kind == "lines" else " ") for n in range(5000))
     file = tmp_path / ("a.jsonl" if kind == "jsonl" else "a.txt")
     file.write_text(jsonl([body, "short"]) if kind == "jsonl" else body)
     counts = Counts()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from levelfield.bench import manual, sources
+from levelfield.bench import documents, manual, sources, tasks
+from levelfield.bench.documents import Counts, Text, assemble
 from levelfield.bench.sources import SLICES, BatchOrder, Corpus
-from levelfield.bench.spec import BenchError, Data
+from levelfield.bench.spec import BenchError, Data, Task
+from levelfield.tests import small
 
 DIGEST = "75ee51d7a12822b91ea2d81dc05c65de19fe00f8321212bc8c129d690219b7bd"
 """The same on every CPython from 3.11 to 3.14."""
@@ -213,3 +218,190 @@ def test_a_train_slice_that_is_too_short_is_told() -> None:
     BatchOrder(np.zeros(10, dtype=np.uint16), data, 0).next()
     with pytest.raises(BenchError, match=r"train slice holds 9 tokens .* need at least 10"):
         BatchOrder(np.zeros(9, dtype=np.uint16), data, 0)
+
+
+# --- documents ---------------------------------------------------------------------------------
+
+
+def texts(*found: str) -> list[Text]:
+    return [Text(name=str(n), text=text) for n, text in enumerate(found)]
+
+
+def test_a_text_is_taken_once_whatever_its_spacing_and_accents() -> None:
+    counts = Counts()
+    same = [
+        "Việt Nam  là",
+        "Vi\u1ec7t Nam là",
+        "\ufeffVie\u0323\u0302t\r\nNam là\n\n",
+        "việt nam là",
+    ]
+    found = list(assemble(texts(*same, "", " \n\t"), counts))
+    assert [item.text for item in found] == [same[0], same[3]]
+    assert (counts.documents, counts.duplicates, counts.empty) == (2, 2, 2)
+
+
+def test_more_documents_move_none_and_shares_are_kept() -> None:
+    many = [f"document number {n}" for n in range(4000)]
+    some = {item.text: item.slice for item in assemble(texts(*many[::3]), Counts())}
+    every = {item.text: item.slice for item in assemble(texts(*many), Counts())}
+    assert some.items() <= every.items()
+    for name, share in manual.SHARES.items():
+        assert abs(list(every.values()).count(name) / 4000 - share) < 0.02
+
+
+def test_slices_are_for_ever() -> None:
+    """Pinned: another rule would move every document."""
+    places = [documents.slice_of(documents.fingerprint(f"document {n}")) for n in range(12)]
+    assert "".join(place[0] for place in places) == "ttttrtttttst"
+
+
+def test_the_seed_orders_documents_and_nothing_else() -> None:
+    kept, one, same, other = (sources.load(Data(seed=seed)) for seed in (0, 1, 1, 2))
+    assert kept.digest == DIGEST
+    assert one.digest == same.digest
+    assert len({kept.digest, one.digest, other.digest}) == 3
+    for name in SLICES:
+        assert sorted(text(one, name).split("\n\n")) == sorted(text(kept, name).split("\n\n"))
+
+
+@pytest.mark.parametrize("change", [{"packing": False}, {"seed": 1}])
+def test_a_generated_source_has_no_documents(change: dict[str, Any]) -> None:
+    with pytest.raises(BenchError, match="a generated source has no documents"):
+        sources.load(Data(source="markov:order=1,symbols=4", **change))
+
+
+def test_an_empty_slice_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    with pytest.raises(BenchError, match=r"has 3 documents, none of them in .*control"):
+        sources.load(Data(source=f"file:{tmp_path / 'a.txt'}?document=line"))
+
+
+# --- a document a row --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rows() -> Corpus:
+    sources._load.cache_clear()
+    return sources.load(ROWS)
+
+
+ROWS = Data(packing=False, sequence=700, batch=8)
+"""Long enough that some documents of the manual are padded."""
+
+
+def test_a_row_is_a_document_cut_or_padded(rows: Corpus) -> None:
+    for name in SLICES:
+        whole = [d.text.encode() for d in manual.documents() if d.slice == name]
+        found = rows.sequences(name, 700)
+        assert found.shape == (len(whole), 701)
+        for row, document in zip(found, whole, strict=True):
+            kept = row[row != sources.IGNORED]
+            assert kept.astype(np.uint8).tobytes() == document[:701]
+            assert (row[len(kept) :] == sources.IGNORED).all()
+        share = float((rows.tokens[name] < 0).mean())
+        assert rows.facts["padding"][name] == pytest.approx(share, abs=1e-6)
+        assert rows.facts["tokens"][name] == found.size
+    assert rows.facts["padding"]["train"] > 0
+    assert rows.digest != DIGEST
+    assert len(rows.sequences("train", 700, 5)) == 5
+
+
+def test_batches_are_whole_rows(rows: Corpus) -> None:
+    order, same = (BatchOrder(rows.tokens["train"], ROWS, 3) for _ in range(2))
+    known = {row.tobytes() for row in rows.sequences("train", 700)}
+    drawn = [order.next() for _ in range(30)]
+    assert {row.tobytes() for batch in drawn for row in batch} == known
+    # The order depends on the length of the slice alone: an audit draws it without the text.
+    blank = BatchOrder(np.broadcast_to(np.uint16(0), rows.facts["tokens"]["train"]), ROWS, 3)
+    for batch in drawn:
+        assert (same.next() == batch).all()
+        blank.next()
+    assert order.sha256 == same.sha256 == blank.sha256
+
+
+def test_another_sequence_makes_other_rows(rows: Corpus) -> None:
+    assert sources.load(replace(ROWS, batch=1)) is rows
+    assert sources.load(replace(ROWS, sequence=9)).sequences("report", 9).shape[1] == 10
+    with pytest.raises(BenchError, match="train slice holds 700 tokens"):
+        BatchOrder(np.zeros(700, np.int32), ROWS, 0)
+
+
+class Table(torch.nn.Module):
+    """Logits by the token before, and a note of the ids it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        self.seen.append(input_ids)
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+def test_padding_has_no_loss_and_the_mean_is_over_tokens(rows: Corpus) -> None:
+    task, model = tasks.build_task(Task(), "fp32", "cpu"), Table()
+    found = rows.sequences("train", 700)
+    table = torch.log_softmax(model.table.double(), -1)
+    losses = [
+        -table[list(row[:-1]), list(row[1:])]
+        for row in (row[row >= 0].astype(np.int64) for row in found)
+    ]
+    assert len({len(loss) for loss in losses}) > 1
+    expected = float(torch.cat(losses).mean())
+    cpu = torch.device("cpu")
+    assert task.evaluate(model, found, cpu) == pytest.approx(expected, rel=1e-6)
+    split = [task.evaluate(model, found[:n], cpu) for n in (1, len(found))]
+    assert split[0] == pytest.approx(float(losses[0].mean()), rel=1e-6)
+    # Short rows in a forward pass of their own weigh less than the full ones before.
+    order = np.argsort((found < 0).sum(axis=1), kind="stable")
+    many = np.concatenate([found[[order[0]] * tasks.EVAL_BATCH], found[[order[-1]]]])
+    parts = [losses[order[0]]] * tasks.EVAL_BATCH + [losses[order[-1]]]
+    assert len(parts[-1]) < 0.9 * len(parts[0])
+    by_row = sum(float(part.mean()) for part in parts) / len(parts)
+    by_token = float(torch.cat(parts).mean())
+    assert task.evaluate(model, many, cpu) == pytest.approx(by_token, rel=1e-7)
+    assert by_row != pytest.approx(by_token, rel=1e-6)
+    batch = tasks.to_device(found, cpu)
+    assert float(task.loss(model, batch)) == pytest.approx(expected, rel=1e-5)
+    assert all(int(ids.min()) >= 0 and ids.dtype == torch.int64 for ids in model.seen)
+
+
+def test_labels_are_not_drawn_for_padding(rows: Corpus) -> None:
+    task, model = tasks.build_task(Task(), "fp32", "cpu"), Table()
+    found = rows.sequences("report", 700)
+    short = found[(found < 0).sum(axis=1).argmax()][None]
+    real = int((short >= 0).sum())
+    assert real < 600
+    model.table[0] = 1e4 * torch.eye(256)[7]  # what padding is read as
+    drawn = task.sampled_loss(
+        model, tasks.to_device(short, torch.device("cpu")), torch.Generator().manual_seed(0)
+    )
+    full = short.copy()
+    full[short < 0] = 0
+    with_padding = task.sampled_loss(
+        model,
+        tasks.to_device(full.astype(np.uint16), torch.device("cpu")),
+        torch.Generator().manual_seed(0),
+    )
+    # Padding's own labels are certain here, so that counting them would shrink the mean.
+    assert float(with_padding) < float(drawn) * real / 690
+
+
+def test_packed_batches_go_the_way_they_went(corpus: Corpus) -> None:
+    cpu = torch.device("cpu")
+    batch = tasks.to_device(corpus.sequences("control", 64, 3), cpu)
+    assert batch.dtype == torch.int64
+    task, model = tasks.build_task(Task(), "fp32", "cpu"), Table()
+    logits = model.table[batch[:, :-1]].reshape(-1, 256)
+    plain = torch.nn.functional.cross_entropy(logits, batch[:, 1:].reshape(-1))
+    assert torch.equal(task.loss(model, batch), plain)
+    assert model.seen[0].data_ptr() == batch.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["adamw", "sophia"])
+def test_a_trial_trains_on_rows(name: str) -> None:
+    protocol = small.changed(data=Data(sequence=32, batch=4, packing=False, tokenizer="bpe:300"))
+    record = small.train(name, protocol, phase="final")
+    assert record.status in ("ok", "undertrained"), record.reason
+    assert record.report_loss is not None

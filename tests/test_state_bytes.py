@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 import importlib.util
 import warnings
-from collections.abc import Sequence
 
 import pytest
 import torch
 
 from levelfield.bench import models
 from levelfield.bench.build import build_stepper, claimed_state_bytes
-from levelfield.bench.meter import StorageTracker, state_bytes, state_tensors, storage_key
+from levelfield.bench.check_claims import CONSTANTS, scalars
+from levelfield.bench.meter import StorageTracker, state_bytes
 from levelfield.bench.registry import OPTIMIZERS
 from levelfield.bench.spec import Model, OptimizerSpec, Protocol
 from levelfield.bench.stepper import StepBatch
@@ -32,10 +32,6 @@ MODELS = {
 """Odd widths, tall and flat matrices, one head and several, a tied head."""
 
 
-CONSTANTS = 4096
-"""Bytes."""
-
-
 @pytest.fixture(params=sorted(OPTIMIZERS.entries()))
 def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
     found = OPTIMIZERS.load(request.param).value
@@ -45,14 +41,6 @@ def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
     if found.requires:  # what a library warns of is not ours
         warnings.simplefilter("default")
     return found
-
-
-def scalars(holders: Sequence[object]) -> int:
-    """Bytes of 0-dim tensors, which a claim leaves out (counters, rates, points of a series)."""
-    held = list(state_tensors([vars(holder) for holder in holders]))
-    wide = {storage_key(tensor) for tensor in held if tensor.ndim}
-    sizes = {storage_key(t): t.untyped_storage().nbytes() for t in held if not t.ndim}
-    return sum(size for key, size in sizes.items() if key not in wide)
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=list(MODELS))

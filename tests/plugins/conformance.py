@@ -93,6 +93,14 @@ class NotFinite(Good):
                 param.fill_(float("nan"))
 
 
+class Hoards(Good):
+    """Keeps a copy of every weight outside its state."""
+
+    def before(self) -> None:
+        if not hasattr(self, "anchor"):
+            self.anchor = [param.detach().clone() for param in self.all]
+
+
 class Reads(Good):
     def before(self) -> None:
         first = self.all[0].grad
@@ -290,6 +298,7 @@ BROKEN: Mapping[str, OptimizerSpec] = {
     "mixed": spec("mixed", uphill(lambda opt, p: p.shape in ((7, 4), (6, 4)))),
     "finite weights": spec("finite_weights", NotFinite),
     "state bytes": spec("state_bytes", state_bytes=claims(tied=False)),
+    "hidden bytes": spec("hidden_bytes", Hoards),
     "passes": spec("passes", stepper=lambda opt, ctx: TwoPasses([opt], clip_norm=1.0)),
     "host reads": spec("host_reads", Reads),
     "stable state": spec("stable_state", Unstable),
