@@ -76,6 +76,12 @@ def run_family(
         BenchError: a mistake in what was asked for, found before anything is trained.
     """
     parts = members(protocol)
+    own = {item.partition("=")[0] for variant in protocol.variants for item in variant.settings}
+    if clash := sorted(own & {setting.partition("=")[0] for setting in settings}):
+        raise BenchError(
+            f"--set {clash[0]}: every member of {protocol.name} sets it itself",
+            f"members: {', '.join(variant.name for variant in protocol.variants)}",
+        )
     finals = protocol.budget.seeds if seeds is None else seeds
     for _, part in parts:
         check_schedule(part)

@@ -231,13 +231,10 @@ def plan(
     sizes = [(text, capacity(text)) for text in gpus]
 
     from levelfield.bench import architecture, models, reference
-    from levelfield.bench.build import try_out
 
     wanted = architecture.resolve(model)
     specs = [reference.load_spec(name).value for name in methods]
-    for spec in specs:
-        if not _lacking(spec):
-            try_out(spec)
+    broken = {spec.name: why for spec in specs if (why := _broken(spec))}
 
     from levelfield.bench.simulate import Simulator, Workload, build_meta
 
@@ -259,11 +256,13 @@ def plan(
     for spec, claims in zip(specs, formulas, strict=True):
         reasons: dict[str, str] = {}
         simulated, measured = None, None
-        if routes is None or "simulated" in routes or "measured" in routes:
+        if spec.name in broken:
+            reasons["simulated"] = broken[spec.name]
+        elif routes is None or "simulated" in routes or "measured" in routes:
             if told is not None:
                 told(f"simulating {spec.name}")
             simulated = simulate(spec, simulator, reasons)
-        if routes is not None and "measured" not in routes:
+        if spec.name in broken or (routes is not None and "measured" not in routes):
             pass
         elif why := _unmeasurable(spec, load, infos, simulated, asked=routes is not None):
             reasons["measured"] = why
@@ -273,7 +272,8 @@ def plan(
             measured = measure(spec, load, reasons)
         if routes is not None and "simulated" not in routes:
             simulated = None
-            reasons = {name: why for name, why in reasons.items() if name == "measured"}
+            told_of = {"measured", "simulated"} if spec.name in broken else {"measured"}
+            reasons = {name: why for name, why in reasons.items() if name in told_of}
         fits = tuple(_fit(text, size, claims, simulated) for text, size in sizes)
         rows.append(
             Row(
@@ -301,8 +301,21 @@ def plan(
     )
 
 
+def _broken(spec: OptimizerSpec) -> str | None:
+    """Why a method cannot take a step at all, whatever its claim says."""
+    from levelfield.bench.build import try_out
+
+    if _lacking(spec):
+        return None  # only its claim can be told
+    try:
+        try_out(spec)
+    except BenchError as error:
+        return str(error)
+    return None
+
+
 def _lacking(spec: OptimizerSpec) -> list[str]:
-    """Libraries that a method needs and that are not here: only its claim can be told."""
+    """Libraries that a method needs and that are not here."""
     from importlib.util import find_spec
 
     return [name for name in spec.requires if find_spec(name.partition(".")[0]) is None]

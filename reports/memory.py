@@ -42,8 +42,8 @@ TITLES = {
 MEANING = (
     "weights: with the model's buffers; state: the optimizer's, without its step counters",
     "activations: the most of a pass, logits included; in the update: the most that the optimizer "
-    "takes in its step beside weights, gradients and state; a method that updates inside backward has "
-    "its update among the activations",
+    "takes in its step beside weights, gradients and state; a method that updates inside backward "
+    "has its update among the activations",
     "total peak: of the whole step; the columns need not be at their most at the same moment",
     "formula: what the methods claim: exact for weights, gradients and state, so the least that is "
     "needed; simulated: real steps with fake tensors; measured: a short run, by the allocator",

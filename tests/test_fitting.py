@@ -131,3 +131,11 @@ def test_a_limit_that_nothing_fits_does_not_end_a_family(tmp_path: Path) -> None
     assert records["some"] > 0
     page = family_page.write(found)
     assert "no size fits the memory budget" in page.read_text(encoding="utf-8")
+
+
+def test_a_setting_that_every_member_sets_itself_is_refused(tmp_path: Path) -> None:
+    from levelfield.bench.family import run_family
+
+    protocol = replace(limited(1e6), variants=(Variant(name="a", settings=("budget.steps=9",)),))
+    with pytest.raises(BenchError, match=r"--set budget\.steps: every member"):
+        run_family(protocol, [], origin="test", settings=["budget.steps=3"], out=tmp_path)

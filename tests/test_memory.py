@@ -146,7 +146,7 @@ def test_a_method_that_fails_costs_no_other(model: str, tmp_path: Path) -> None:
     )
     found = memory.plan(model, [f"{path}:SPEC", "adamw"], sequence=16, routes=("simulated",))
     assert found.rows[0].simulated is None
-    assert found.rows[0].reasons["simulated"] == "RuntimeError: no such kernel"
+    assert "RuntimeError: no such kernel" in found.rows[0].reasons["simulated"]
     assert found.rows[1].simulated is not None
 
 

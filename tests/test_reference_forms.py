@@ -90,7 +90,7 @@ def test_a_word_may_stand_for_a_number() -> None:
      "mix(matrix=foam(level=-1),vector=lion)"],
 )  # fmt: skip
 def test_values_that_a_method_refuses_are_told_before_any_trial(reference: str) -> None:
-    with pytest.raises(BenchError, match="cannot take a step|accepted"):
+    with pytest.raises(BenchError, match=r"cannot take a step|accepted"):
         study.load_method(reference)
 
 
