@@ -52,10 +52,15 @@ def test_every_method_gets_its_trials_whatever_becomes_of_them(run: Run) -> None
     assert {record.status for record in tried["nan_late"]} == {"diverged"}
 
 
+def timed_alike(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Without the timing of controllers, which goes on to their horizon."""
+    return [r for r in records if r.phase != "timing" or "control" not in r.series]
+
+
 def test_equal_seeds_give_equal_weights_and_tokens(run: Run) -> None:
     for phase in PHASES:
         by_seed: dict[int, set[tuple[str | None, ...]]] = {}
-        for record in whole(of_phase(run, phase)):
+        for record in timed_alike(whole(of_phase(run, phase))):
             start = (record.weights_sha256, record.batches_sha256)
             by_seed.setdefault(record.seed, set()).add(start)
         assert all(len(starts) == 1 for starts in by_seed.values())
@@ -126,7 +131,7 @@ def test_finals_and_timing_use_the_best_point(run: Run) -> None:
 
 def test_tokens_and_steps_are_equal(run: Run) -> None:
     for phase in PHASES:
-        trained = whole(of_phase(run, phase))
+        trained = timed_alike(whole(of_phase(run, phase)))
         assert {record.optimizer for record in trained} >= {"adamw", "noisy", "two_passes", "own"}
         assert len({(record.steps, record.tokens) for record in trained}) == 1
     assert {r.passes for r in of_phase(run, "final") if r.optimizer == "two_passes"} == {32.0}
