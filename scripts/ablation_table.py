@@ -66,6 +66,10 @@ def verdict(item: Comparison, alpha: float = 0.05) -> str:
     return "the part helps" if item.difference > 0 else "the part costs"
 
 
+def _p(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.0005 else "< 0.001"
+
+
 def row(words: str, item: Comparison, groups: Sequence[Sample]) -> tuple[str, ...]:
     values = [list(group.values.values()) for group in groups]
     shown = [
@@ -76,7 +80,7 @@ def row(words: str, item: Comparison, groups: Sequence[Sample]) -> tuple[str, ..
     low, high = item.interval
     return (
         words, *shown, f"{item.difference:+.4f}", f"[{low:+.4f}, {high:+.4f}]",
-        "–" if item.p_holm is None else f"{item.p_holm:.3f}", verdict(item),
+        "–" if item.p_holm is None else _p(item.p_holm), verdict(item),
     )  # fmt: skip
 
 
