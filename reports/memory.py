@@ -377,19 +377,28 @@ def page(plan: Plan, data: DataFrame, drawing: str) -> str:
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>memory of {html.escape(clean(plan.model))} · levelfield</title>\n<style>\n"
         f":root{{{palette_css(dark=False)}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root{{{palette_css(dark=True)}}}}}\n{css}</style>\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{palette_css(dark=True)}}}}}\n{css}"
+        "td,th{white-space:nowrap}</style>\n"
         "</head>\n<body>\n<header>\n"
         f'<p class="kicker">levelfield <span>·</span> memory</p>\n'
         f"<h1>{html.escape(_headline(plan))}</h1>\n"
         f'<p class="summary">{html.escape(title(plan))}; 1 {unit} is 2^{exponent} bytes</p>\n'
         '</header>\n<main>\n<section>\n<div class="parts">\n'
         f'<figure class="wide"><h3>At the peak of a step</h3><div class="scroll">{drawing}</div>'
-        "<figcaption>Smallest first; dashed: the devices' sizes, of which a margin is kept free."
-        "</figcaption></figure>\n"
+        f"<figcaption>{_caption(plan)}</figcaption></figure>\n"
         f'<div class="tablepart">{_html(grids)}</div>\n'
         f'<ul class="prose">{said}</ul>\n<ul class="notes">{meaning}</ul>\n'
         "</div>\n</section>\n</main>\n</body>\n</html>\n"
     )
+
+
+def _caption(plan: Plan) -> str:
+    text = "Smallest first"
+    if not all(map(_whole, plan.rows)):
+        text += "; last, those of which only a part is known"
+    if any(row.fits for row in plan.rows):
+        text += "; dashed: the devices' sizes, of which a margin is kept free"
+    return text + "."
 
 
 def _headline(plan: Plan) -> str:
