@@ -318,9 +318,10 @@ def _headline(family: FamilyLike) -> str:
         return f"{plural(len(family.runs), 'member')} of the family; nothing to compare yet."
     name = min(ends, key=lambda key: ends[key][1].difference or 0.0)
     first, last = ends[name]
+    unit = AXES.get(str(family.data["protocol"].get("axis")), ("", ""))[1]
     return (
         f"{clean(name)} against {clean(base)}: {signed(first.difference or 0.0, 3)} nats at "
-        f"{big(first.x)}, {signed(last.difference or 0.0, 3)} at {big(last.x)}."
+        f"{big(first.x)} {unit}, {signed(last.difference or 0.0, 3)} at {big(last.x)}."
     )
 
 
