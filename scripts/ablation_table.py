@@ -204,8 +204,8 @@ def main() -> None:
     if asked.timed:
         text += [
             "## Seconds",
-            "Methods alternating, nothing else on the machine: the dynamic ones over whole runs, with "
-            "the control evaluations that they read, the static ones over windows of whole "
+            "Methods alternating, nothing else on the machine: the dynamic ones over whole runs, "
+            "with the control evaluations that they read, the static ones over windows of whole "
             "periods. At this size a refresh is cheap, and reading the control loss costs more "
             "than the refreshes that it saves.",
             seconds(view.build(load_run(asked.timed))),
