@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ os.environ.update(
 )
 for name in ("HF_HOME", "HF_HUB_CACHE", "FORCE_COLOR"):
     os.environ.pop(name, None)
+
+# A shell starts what it puts into the background deaf to Ctrl-C, and so would be what tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _HOME = "LEVELFIELD_TESTS_HOME"
 _made: Path | None = None
