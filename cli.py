@@ -146,7 +146,7 @@ def _list_records(kind: str) -> Result:
             "name": name,
             "origin": item.origin,
             **{k: v for k, v in item.literals.items() if k in ("family", "summary", "paper")},
-            **_lacking(item.literals),
+            **({"lacks": lacks} if (lacks := registry.lacking(_requires(item))) else {}),
         }
         for name, item in sorted(entries.items())
     ]
@@ -160,13 +160,9 @@ def _list_records(kind: str) -> Result:
     return Result({"kind": kind, "items": rows}, lines)
 
 
-def _lacking(literals: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Libraries that a method needs and that are not installed; nothing is imported."""
-    from importlib.util import find_spec
-
-    needed = literals.get("requires") or ()
-    lacks = [name for name in needed if find_spec(str(name).partition(".")[0]) is None]
-    return {"lacks": lacks} if lacks else {}
+def _requires(entry: Any) -> Sequence[str]:
+    """Modules that a method says it needs, as its source has them."""
+    return entry.literals.get("requires") or ()
 
 
 def _list_runs(out: Path) -> Result:

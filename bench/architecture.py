@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.bench.digest import did_you_mean
+from levelfield.bench.errors import first_line
 from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.shapes import SHAPES, Shape
 from levelfield.bench.spec import BenchError
@@ -128,9 +129,9 @@ def _from_config(kind: str, settings: dict[str, Any], origin: str, sequence: int
     except BenchError:
         raise
     except Exception as error:  # whatever the sizes lead to inside transformers
-        line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        line = first_line(error)[:160]
         raise BenchError(
-            f"{origin}: transformers makes no causal model of it: {line[:160]}",
+            f"{origin}: transformers makes no causal model of it: {line}",
             "accepted: a config of a causal language model",
         ) from None
     return model

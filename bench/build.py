@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from levelfield.bench.digest import derive_seed
+from levelfield.bench.errors import named
 from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Protocol
 from levelfield.bench.stepper import (
@@ -79,19 +80,14 @@ def claimed_state_bytes(
     except BenchError:
         raise
     except Exception as error:  # a plug-in's claim, or values that it was not made for
-        why = f"{type(error).__name__}: {first_line(error)}"
-        raise BenchError(f"state_bytes of {spec.name} fails: {why}", "see its claim") from error
+        raise BenchError(
+            f"state_bytes of {spec.name} fails: {named(error)}", "see its claim"
+        ) from error
     if isinstance(own, bool) or not isinstance(own, int) or own < 0:
         raise BenchError(
             f"state_bytes of {spec.name} gives {own!r}", "accepted: a whole number of bytes from 0"
         )
     return own + rest
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else "no message"
 
 
 def try_out(spec: OptimizerSpec) -> None:
@@ -109,9 +105,9 @@ def try_out(spec: OptimizerSpec) -> None:
     except BenchError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {first_line(error)}"
         raise BenchError(
-            f"{spec.name} cannot take a step: {why}", "accepted: values that the method can take"
+            f"{spec.name} cannot take a step: {named(error)}",
+            "accepted: values that the method can take",
         ) from error
 
 

@@ -10,7 +10,6 @@ act on another's by design) and sharding (not tried here).
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +18,7 @@ import torch
 
 from levelfield.bench import check_claims, check_parameters, check_steps, check_targets
 from levelfield.bench.check_bench import PROTOCOL, Bench, Failure, Unsupported
+from levelfield.bench.errors import located
 from levelfield.bench.spec import BenchError, OptimizerSpec
 
 __all__ = ["CHECKS", "PROTOCOL", "Bench", "Check", "Failure", "run_checks"]
@@ -93,7 +93,4 @@ def _tried(check: Callable[[OptimizerSpec], str], spec: OptimizerSpec) -> tuple[
     except (Failure, BenchError) as error:
         return "failed", str(error)
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        file = where.filename.rsplit("/", maxsplit=1)[-1]
-        line = str(error).splitlines()[0] if str(error) else "no message"
-        return "failed", f"{type(error).__name__}: {line} ({file}:{where.lineno})"
+        return "failed", located(error)

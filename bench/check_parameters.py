@@ -17,6 +17,7 @@ from levelfield.bench.build import claimed_state_bytes
 from levelfield.bench.check_bare import Bare, Target
 from levelfield.bench.check_bench import PROTOCOL, Bench, Failure, equal, randn, refuse
 from levelfield.bench.check_targets import mixed_target
+from levelfield.bench.errors import named
 from levelfield.bench.meter import state_bytes, state_tensors
 from levelfield.bench.spec import OptimizerSpec, Role
 
@@ -92,8 +93,7 @@ def empty(spec: OptimizerSpec) -> str:
         except Failure:
             raise
         except Exception as error:
-            line = str(error).splitlines()[0] if str(error) else "no message"
-            raise Failure(f"shape {shape}: {type(error).__name__}: {line}") from None
+            raise Failure(f"shape {shape}: {named(error)}") from None
     return f"shapes {', '.join(map(str, shapes.values()))} pass"
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from levelfield.bench.errors import named
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Precision
 
 if TYPE_CHECKING:
@@ -304,21 +305,15 @@ def plan(
 def _broken(spec: OptimizerSpec) -> str | None:
     """Why a method cannot take a step at all, whatever its claim says."""
     from levelfield.bench.build import try_out
+    from levelfield.bench.registry import lacking
 
-    if _lacking(spec):
+    if lacking(spec.requires):
         return None  # only its claim can be told
     try:
         try_out(spec)
     except BenchError as error:
         return str(error)
     return None
-
-
-def _lacking(spec: OptimizerSpec) -> list[str]:
-    """Libraries that a method needs and that are not here."""
-    from importlib.util import find_spec
-
-    return [name for name in spec.requires if find_spec(name.partition(".")[0]) is None]
 
 
 def model_bytes(model: nn.Module) -> int:
@@ -368,8 +363,7 @@ def simulate(spec: OptimizerSpec, simulator: Any, reasons: dict[str, str]) -> Si
         reasons["simulated"] = str(error)
         return None
     except Exception as error:  # an operation without a fake form, a library that is not there
-        line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        reasons["simulated"] = f"{type(error).__name__}: {line[:200]}"
+        reasons["simulated"] = named(error)
         return None
     inside, update = seen.stretches["pass"], seen.stretches["update"]
     hidden = None
@@ -409,8 +403,7 @@ def measure(spec: OptimizerSpec, load: Workload, reasons: dict[str, str]) -> Mea
         reasons["measured"] = str(error)
         return None
     except Exception as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        reasons["measured"] = f"{type(error).__name__}: {line[:200]}"
+        reasons["measured"] = named(error)
         return None
     return Measured(
         device=device.type,

@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from levelfield.bench.digest import did_you_mean, sha256
+from levelfield.bench.errors import first_line
 from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.spec import BenchError, Metric, OptimizerSpec, Protocol, Section
 
@@ -188,9 +189,9 @@ class Registry(Generic[T]):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plug-in may raise anything at all
-            line = str(error).splitlines()[0] if str(error) else "no message"
+            line = f"{type(error).__name__}: {first_line(error)}"
             raise BenchError(
-                f"{self.kind} from {origin} fails on import: {type(error).__name__}: {line}",
+                f"{self.kind} from {origin} fails on import: {line}",
                 "mend the file, or leave it out",
             ) from error
         return module
@@ -265,6 +266,18 @@ def _module_from(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def lacking(modules: Iterable[str]) -> list[str]:
+    """Those of the modules that are not installed; none of them is imported for it."""
+    return [name for name in modules if not _importable(name)]
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 OPTIMIZERS = Registry("optimizer", OptimizerSpec, "optimizers/*.py", "SPEC")

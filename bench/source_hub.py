@@ -17,6 +17,7 @@ from typing import Any
 
 from levelfield.bench import documents
 from levelfield.bench.documents import Source, Text
+from levelfield.bench.errors import named
 from levelfield.bench.spec import BenchError
 
 OPTIONS = ("config", "split", "column", "limit", "revision")
@@ -126,8 +127,7 @@ def explain(error: BaseException, what: str, local: str) -> BenchError:
         step = step.__cause__ or step.__context__
     kinds = {kind.__name__ for item in chain for kind in type(item).__mro__}
     words = " ".join(str(item) for item in chain).lower()
-    line = next((text.strip() for text in str(error).splitlines() if text.strip()), "no message")
-    line = f"{type(error).__name__}: {line[:200]}"
+    line = named(error)
     if "GatedRepoError" in kinds or re.search(r"\bgated\b", words):
         return BenchError(
             f"{what} is gated",

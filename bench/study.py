@@ -20,7 +20,7 @@ from levelfield.bench.digest import (
 )
 from levelfield.bench.fitting import check_sizes
 from levelfield.bench.reference import load_spec
-from levelfield.bench.registry import OPTIMIZERS, Loaded
+from levelfield.bench.registry import OPTIMIZERS, Loaded, lacking
 from levelfield.bench.schedules import check_schedule
 from levelfield.bench.spec import (
     ENGINE_VERSION,
@@ -89,7 +89,7 @@ def load_method(reference: str) -> Method:
     reference, label = split_label(reference)
     loaded: Loaded[OptimizerSpec] = load_spec(reference)
     spec = loaded.value
-    missing = [name for name in spec.requires if not _importable(name)]
+    missing = lacking(spec.requires)
     if missing:
         raise BenchError(
             f"{spec.name} needs {', '.join(missing)}, which is not installed",
@@ -117,15 +117,6 @@ def method_digest(loaded: Loaded[OptimizerSpec]) -> str:
         return sha256([loaded.entry.reference, *(method_digest(part) for part in loaded.parts)])
     library = (loaded.value.implementation.split() or ["own"])[0]
     return source_digest(loaded.path, [] if library == "own" else [library])
-
-
-def _importable(name: str) -> bool:
-    import importlib.util
-
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def load_methods(references: Sequence[str]) -> tuple[Method, ...]:

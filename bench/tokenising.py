@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from levelfield.bench import documents
 from levelfield.bench.digest import did_you_mean
+from levelfield.bench.errors import LONGEST, first_line
 from levelfield.bench.source_hub import explain
 from levelfield.bench.spec import BenchError
 
@@ -135,7 +136,7 @@ def _pretrained(name: str, where: str, *, local: bool) -> Tokenizer:
         )
     except Exception as error:
         if local:
-            line = (str(error).splitlines() or ["no message"])[0][:200]
+            line = first_line(error)[:LONGEST]
             raise BenchError(
                 f"folder {name} holds no tokenizer that loads: {line}",
                 "accepted: a folder that save_pretrained wrote",

@@ -11,7 +11,6 @@ import itertools
 import math
 import random
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor
 from levelfield.bench import accounting, models, sources, stats, tasks
 from levelfield.bench.build import build_stepper, claimed_state_bytes
 from levelfield.bench.digest import derive_seed
+from levelfield.bench.errors import first_line, located
 from levelfield.bench.meter import build_meter, state_bytes, state_tensors
 from levelfield.bench.reference import load_spec
 from levelfield.bench.schedules import check_schedule, lr_factor
@@ -68,14 +68,12 @@ def run_trial(request: TrialRequest, report: Callable[[Progress], None]) -> Tria
 
 
 def _failure(error: Exception) -> tuple[Status, str]:
-    line = str(error).splitlines()[0] if str(error) else "no message"
+    line = first_line(error)
     if isinstance(error, BenchError):
         return "error", str(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in line:
         return "oom", f"{type(error).__name__}: {line}"
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    file = where.filename.rsplit("/", maxsplit=1)[-1]
-    return "error", f"{type(error).__name__}: {line} ({file}:{where.lineno})"
+    return "error", located(error)
 
 
 class Trial:

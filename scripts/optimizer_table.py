@@ -8,7 +8,6 @@ whose packages are missing here is told from its source alone, and checked for w
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from levelfield.bench import models
 from levelfield.bench.build import claimed_state_bytes
 from levelfield.bench.check import PROTOCOL
 from levelfield.bench.check_claims import count_host_reads
-from levelfield.bench.registry import OPTIMIZERS, Entry
+from levelfield.bench.registry import OPTIMIZERS, Entry, lacking
 from levelfield.bench.spec import BenchError, Model, OptimizerSpec, ParamInfo
 
 TARGET = Path(__file__).parent.parent / "docs" / "optimizers.md"
@@ -48,11 +47,6 @@ def infos() -> tuple[ParamInfo, ...]:
     return tuple(p.info for p in models.parameters(models.build_model(config, 256, 64, 0)))
 
 
-def missing(needs: tuple[str, ...]) -> tuple[str, ...]:
-    """Packages that are not installed here."""
-    return tuple(name for name in needs if importlib.util.find_spec(name) is None)
-
-
 def row(entry: Entry, params: tuple[ParamInfo, ...], counting: bool) -> dict[str, str]:
     """One method as cells by column; host reads are empty if not `counting`."""
     try:
@@ -72,7 +66,7 @@ def row(entry: Entry, params: tuple[ParamInfo, ...], counting: bool) -> dict[str
         "cannot": ", ".join(spec.cannot) or "–",
         "needs": ", ".join(spec.requires) or "–",
     }
-    absent = missing(spec.requires)
+    absent = lacking(spec.requires)
     reads = f"{count_host_reads(spec, STEPS):g}" if counting and not absent else ""
     return {**cells, "host reads": f"not measured: no {', '.join(absent)}" if absent else reads}
 

@@ -13,7 +13,6 @@ What a spec says that it cannot do is tried all the same: this is where those wo
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -33,7 +32,7 @@ from levelfield.bench.check_bare import Bare
 from levelfield.bench.check_bench import Bench, distance
 from levelfield.bench.check_steps import accumulation_error
 from levelfield.bench.check_targets import exact_target
-from levelfield.bench.registry import OPTIMIZERS
+from levelfield.bench.registry import OPTIMIZERS, lacking
 from levelfield.bench.spec import BenchError, OptimizerSpec
 
 ROOT = Path(__file__).parent.parent
@@ -217,7 +216,7 @@ def measured(name: str) -> dict[str, Fact]:
     """All facts of one method."""
     try:
         spec = OPTIMIZERS.load(name).value
-        absent = [need for need in spec.requires if importlib.util.find_spec(need) is None]
+        absent = lacking(spec.requires)
     except BenchError:
         absent = ["what it needs"]
     if absent:
