@@ -18,7 +18,7 @@ from levelfield.optimizers._projection import (
     correction,
     limit_growth_,
     norm,
-    period_of,
+    options,
     project,
     random_projector,
     rank_rule,
@@ -129,18 +129,14 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> Apollo:
     seed = torch.randint(2**62, (), generator=ctx.generator, device=device)
     return Apollo(
         ctx.groups(hparams),
-        beta1=hparams["beta1"],
-        beta2=hparams["beta2"],
-        eps=hparams["eps"],
         **{name: hparams[name] for name in ("rank", "rank_fraction") if name in hparams},
         scale=hparams["scale"],
         scaling=hparams["scaling"],
         scale_front=hparams["scale_front"],
-        period=period_of(hparams, ctx.total_steps),
         projector=hparams["projector"],
         growth=hparams["growth"],
-        decay_order=hparams["decay_order"],
         seed=int(seed),
+        **options(ctx, hparams),
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from levelfield.bench.spec import ParamInfo, StateBytes
+from levelfield.bench.stepper import BuildContext
 from levelfield.optimizers._claims import owners
 from levelfield.optimizers._ops import (
     adam_direction,
@@ -269,6 +270,17 @@ def correction(state: Mapping[str, Any], group: Mapping[str, Any]) -> float:
 def period_of(hparams: Mapping[str, Any], total_steps: int) -> int:
     """T in whole steps, at least 1."""
     return int(max(1, round(hparams["refresh_fraction"] * total_steps)))
+
+
+def options(ctx: BuildContext, hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """What all methods of the family give to the optimizer, their groups excepted."""
+    return {
+        "beta1": hparams["beta1"],
+        "beta2": hparams["beta2"],
+        "eps": hparams["eps"],
+        "period": period_of(hparams, ctx.total_steps),
+        "decay_order": hparams["decay_order"],
+    }
 
 
 def refresh_steps(hparams: Mapping[str, Any], total_steps: int) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ from levelfield.optimizers._projection import (
     claim,
     correction,
     limit_growth_,
-    period_of,
+    options,
     project,
     project_back,
     rank_rule,
@@ -138,15 +138,11 @@ class Fira(LowRank):
 def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> Fira:
     return Fira(
         ctx.groups(hparams),
-        beta1=hparams["beta1"],
-        beta2=hparams["beta2"],
-        eps=hparams["eps"],
         rank_fraction=hparams["rank_fraction"],
         alpha=hparams["alpha"],
-        period=period_of(hparams, ctx.total_steps),
         residual=hparams["residual"],
         growth=hparams["growth"],
-        decay_order=hparams["decay_order"],
+        **options(ctx, hparams),
     )
 
 

@@ -54,7 +54,7 @@ from levelfield.bench.stepper import BuildContext
 from levelfield.optimizers._projection import (
     LowRank,
     claim,
-    period_of,
+    options,
     project,
     project_back,
     rank_rule,
@@ -111,14 +111,10 @@ class GaLore(LowRank):
 def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> GaLore:
     return GaLore(
         ctx.groups(hparams),
-        beta1=hparams["beta1"],
-        beta2=hparams["beta2"],
-        eps=hparams["eps"],
         rank_fraction=hparams["rank_fraction"],
         alpha=hparams["alpha"],
-        period=period_of(hparams, ctx.total_steps),
         eps_placement=hparams["eps_placement"],
-        decay_order=hparams["decay_order"],
+        **options(ctx, hparams),
     )
 
 

@@ -46,7 +46,7 @@ from levelfield.optimizers._claims import owners
 from levelfield.optimizers._low_bit import check_embed_bits, low_bit_groups
 from levelfield.optimizers._projection import (
     LowRank,
-    period_of,
+    options,
     project,
     project_back,
     rank_rule,
@@ -176,14 +176,10 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any]) -> GaLore8bit:
     check_embed_bits(hparams)
     return GaLore8bit(
         low_bit_groups(ctx, hparams),
-        beta1=hparams["beta1"],
-        beta2=hparams["beta2"],
-        eps=hparams["eps"],
         rank_fraction=hparams["rank_fraction"],
         alpha=hparams["alpha"],
-        period=period_of(hparams, ctx.total_steps),
         eps_placement=hparams["eps_placement"],
-        decay_order=hparams["decay_order"],
+        **options(ctx, hparams),
         min_elements=hparams["min_elements"],
         quant_block=hparams["quant_block"],
     )

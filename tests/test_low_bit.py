@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from levelfield.bench import study
+from levelfield.bench import registry, study
 from levelfield.bench.meter import StorageTracker, state_bytes, state_tensors
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Role
 from levelfield.bench.stepper import Parameter, set_lr
@@ -516,7 +516,7 @@ def test_without_its_library_a_method_is_unavailable(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library = BORROWED[name].requires[0]
-    monkeypatch.setattr(study, "_importable", lambda module: module != library)
+    monkeypatch.setattr(registry, "_importable", lambda module: module != library)
     with pytest.raises(BenchError, match=f"{name} needs {library}, which is not installed"):
         study.load_method(name)
     for command in (["check", name], ["run", "smoke", "-o", name]):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from levelfield.bench import study
+from levelfield.bench import registry, study
 from levelfield.bench.meter import state_bytes
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo
 from levelfield.bench.stepper import Parameter
@@ -221,7 +221,7 @@ def test_without_its_package_a_method_is_unavailable(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = OFFICIAL[name].requires[0]
-    monkeypatch.setattr(study, "_importable", lambda module: module != package)
+    monkeypatch.setattr(registry, "_importable", lambda module: module != package)
     with pytest.raises(BenchError, match=f"{name} needs {package}, which is not installed"):
         study.load_method(name)
 
