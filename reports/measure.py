@@ -190,9 +190,10 @@ def target_loss(view: View) -> Measured:
     return target_losses(view)[1.0]
 
 
-def to_target(method: Method, view: View, share: float) -> merit.Reached | Missing:
-    """What a method spends until the reference's loss at this share of the horizon."""
-    target = target_losses(view)[share]
+def to_target(
+    method: Method, view: View, share: float, target: Measured
+) -> merit.Reached | Missing:
+    """What a method spends until `target`, the reference's loss at this share of the horizon."""
     if isinstance(target, Missing):
         return target
     if method.name == view.reference and share == 1.0:
@@ -206,7 +207,7 @@ def to_target(method: Method, view: View, share: float) -> merit.Reached | Missi
 
 def tokens_to_reference(method: Method, view: View) -> Measured:
     """Median over the finals of tokens to the reference's loss; a seed never there is inf."""
-    found = to_target(method, view, 1.0)
+    found = to_target(method, view, 1.0, target_loss(view))
     return found if isinstance(found, Missing) else found.tokens
 
 

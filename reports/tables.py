@@ -283,20 +283,23 @@ def tokens_to_targets(view: View) -> DataFrame:
     rows = []
     for share, target in measure.target_losses(view).items():
         for method in view.methods:
-            rows.append({**_to_target(method, view, share), "target_loss_nats": target})
+            rows.append(_to_target(method, view, share, target))
     return frame(TARGET, rows)
 
 
-def _to_target(method: Method, view: View, share: float) -> dict[str, Any]:
-    found = measure.to_target(method, view, share)
+def _to_target(
+    method: Method, view: View, share: float, target: measure.Measured
+) -> dict[str, Any]:
+    found = measure.to_target(method, view, share, target)
     row: dict[str, Any] = {
         "method": clean(method.name),
         "share_of_reference_horizon": share,
+        "target_loss_nats": target,
         "finals": len(method.final),
     }
     if isinstance(found, Missing):
         lost = dict.fromkeys(("tokens", "steps", "seconds", "share_of_horizon"), found)
-        return {**row, **lost, "seeds_reached": _seeds_reached(method, view, share)}
+        return {**row, **lost, "seeds_reached": _seeds_reached(method, target)}
     horizon, step_s = measure.horizon_tokens(view, method), measure.step_s(method)
     return {
         **row,
@@ -308,8 +311,7 @@ def _to_target(method: Method, view: View, share: float) -> dict[str, Any]:
     }
 
 
-def _seeds_reached(method: Method, view: View, share: float) -> int | Missing:
-    target = measure.target_losses(view)[share]
+def _seeds_reached(method: Method, target: measure.Measured) -> int | Missing:
     if isinstance(target, Missing):
         return target
     found = (stats.tokens_to_target(measure.curve(r), target) for r in method.final)

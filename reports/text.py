@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 DASH = "–"
 MINUS = "−"
@@ -141,3 +141,9 @@ def listed(items: Iterable[str]) -> str:
 def plural(number: int, noun: str, many: str | None = None) -> str:
     """1 trial, 2 trials."""
     return f"{number} {noun if number == 1 else many or noun + 's'}"
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

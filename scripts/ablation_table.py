@@ -19,6 +19,7 @@ from levelfield.bench.stats import deviation, mean
 from levelfield.bench.store import load_run
 from levelfield.reports import measure, view
 from levelfield.reports.measure import Missing
+from levelfield.reports.text import markdown
 from levelfield.reports.view import View
 
 TARGET = Path(__file__).parent.parent / "docs" / "ablations.md"
@@ -100,7 +101,7 @@ def losses(found: View) -> str:
         row(q.words, item, (have[q.whole], have[q.without]))
         for q, item in zip(asked, items, strict=True)
     ]
-    return table(COLUMNS, rows)
+    return markdown(COLUMNS, rows)
 
 
 def at_defaults(tuned: View, defaults: View) -> str:
@@ -124,7 +125,7 @@ def at_defaults(tuned: View, defaults: View) -> str:
         told = {"the part helps": "AdaFRUGAL is better", "the part costs": "FRUGAL is better"}
         rows.append((*cells[:-1], told.get(cells[-1], cells[-1])))
     head = ("question", "AdaFRUGAL, nats", "FRUGAL, nats", *COLUMNS[3:])
-    return table(head, rows)
+    return markdown(head, rows)
 
 
 def seconds(found: View) -> str:
@@ -147,7 +148,7 @@ def seconds(found: View) -> str:
              f"{ratio:.3f}", f"{min(ratios):.3f} to {max(ratios):.3f}", _refreshes(one),
              _refreshes(other))
         )  # fmt: skip
-    return table(
+    return markdown(
         ("dynamic", "static", "ms a step", "ms a step", "ratio", "over repetitions",
          "refreshes", "refreshes"),
         rows,
@@ -162,11 +163,6 @@ def _ratios(one: view.Method, other: view.Method) -> list[float]:
 def _refreshes(method: view.Method) -> str:
     counts = sorted({r.refreshes for r in method.final if r.refreshes is not None})
     return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(*counts)
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def main() -> None:

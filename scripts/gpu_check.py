@@ -21,6 +21,7 @@ from levelfield.bench import architecture, memory, models, simulate, tasks
 from levelfield.bench.build import build_stepper
 from levelfield.bench.registry import OPTIMIZERS
 from levelfield.bench.stepper import StepBatch
+from levelfield.reports.text import markdown
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "gpu.md"
@@ -125,9 +126,9 @@ def main() -> int:
         f"{datetime.now(UTC):%Y-%m-%d}. {asked.model}, {asked.precision}, {asked.batch} x "
         f"{asked.seq} tokens. Made by `python scripts/gpu_check.py`; gpu-marked tests: {tested}.",
         "",
-        *(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *table)),
+        markdown(head, table),
     ]
-    TARGET.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    TARGET.write_text("\n".join(lines), encoding="utf-8")
     return 0
 
 

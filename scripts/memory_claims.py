@@ -11,6 +11,7 @@ from pathlib import Path
 from levelfield.bench import growth, published
 from levelfield.reports import growth as figures
 from levelfield.reports.svg import standalone
+from levelfield.reports.text import markdown
 
 DOCS = Path(__file__).parent.parent / "docs"
 METHODS = (
@@ -23,11 +24,6 @@ Made by `python scripts/memory_claims.py` from the claims of the specs, which te
 measured. GiB is 2^30 bytes, GB is 10^9.
 
 """
-
-
-def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [columns, ("---",) * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
 
 
 def cells() -> str:
@@ -63,7 +59,7 @@ def cells() -> str:
         "paper", "method", "size", "convention", "printed", "recomputed", "comes out", "ours",
         "difference", "cause",
     )  # fmt: skip
-    return words + table(columns, rows)
+    return words + markdown(columns, rows)
 
 
 def law() -> str:
@@ -84,7 +80,7 @@ def law() -> str:
     return (
         "## What falling state memory saves, from 60M to 7B\n\n"
         "![Saving against hidden size](memory_saving.svg)\n\n"
-        + table(("size", "h", "L", "linear weights", "saved, fp32 GiB", "saved, bf16 GB",
+        + markdown(("size", "h", "L", "linear weights", "saved, fp32 GiB", "saved, bf16 GB",
                  "12 L h² against the count"), rows)
         + "\nFRUGAL's share falls from 0.25 to 0. At a fixed depth the saving grows with h to the "
         f"power {growth.slope(fixed, at_depth):.3f}; along the published sizes depth grows too and "
@@ -94,7 +90,7 @@ def law() -> str:
         "\n\nThe saving is there at the end of training only: the peak of the run stays at the "
         "share it started with, so a run that does not fit at its start never gets to the saving. "
         "\n\n### Ways to the paper's 5.7 GB at 7B\n\n"
-        + table(("assumptions", "GB", "gives 5.7"), chains)
+        + markdown(("assumptions", "GB", "gives 5.7"), chains)
         + "\nMore than one chain of assumptions gives the figure, so it does not tell which was "
         "meant. The direct count is the one that levelfield prints.\n"
     )  # fmt: skip
@@ -114,7 +110,7 @@ def against_size() -> str:
         "fp32 GiB at the defaults, with the fallback's AdamW for the parameters that a method does "
         "not take; the larger of the start and the end of a run. Slopes against h below 2 come "
         "from embedding and head, whose share falls with size.\n\n"
-        + table(("method", *growth.SIZES, "slope against h"), rows)
+        + markdown(("method", *growth.SIZES, "slope against h"), rows)
     )
 
 

@@ -19,6 +19,7 @@ from levelfield.bench.check import PROTOCOL
 from levelfield.bench.check_claims import count_host_reads
 from levelfield.bench.registry import OPTIMIZERS, Entry, lacking
 from levelfield.bench.spec import BenchError, Model, OptimizerSpec, ParamInfo
+from levelfield.reports.text import markdown
 
 TARGET = Path(__file__).parent.parent / "docs" / "optimizers.md"
 STEPS = 12
@@ -101,9 +102,7 @@ def rows(counting: bool) -> list[dict[str, str]]:
 
 def text(found: list[dict[str, str]]) -> str:
     """The whole page."""
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS)]
-    lines += [tuple(cells[column] for column in COLUMNS) for cells in found]
-    return HEAD + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+    return HEAD + markdown(COLUMNS, ([cells[column] for column in COLUMNS] for cells in found))
 
 
 def known(page: str, unmeasured: set[str], counting: bool) -> list[list[str]]:

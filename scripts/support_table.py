@@ -34,6 +34,7 @@ from levelfield.bench.check_steps import accumulation_error
 from levelfield.bench.check_targets import exact_target
 from levelfield.bench.registry import OPTIMIZERS, lacking
 from levelfield.bench.spec import BenchError, OptimizerSpec
+from levelfield.reports.text import markdown
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "bench" / "data" / "support.json"
@@ -234,9 +235,8 @@ def cell(found: Fact) -> str:
 
 
 def page(support: dict[str, dict[str, Fact]]) -> str:
-    lines = [("method", *FACTS), tuple("---" for _ in range(len(FACTS) + 1))]
-    lines += [(f"`{name}`", *(cell(row[word]) for word in FACTS)) for name, row in support.items()]
-    return HEAD + "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+    rows = [(f"`{name}`", *(cell(row[word]) for word in FACTS)) for name, row in support.items()]
+    return HEAD + markdown(("method", *FACTS), rows)
 
 
 def main() -> None:

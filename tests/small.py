@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from levelfield.bench import api
 from levelfield.bench.execute import Finished, LocalExecutor
-from levelfield.bench.registry import OPTIMIZERS
+from levelfield.bench.registry import OPTIMIZERS, lacking
 from levelfield.bench.spec import (
     Budget,
     Data,
     Evaluation,
     Fallback,
     Model,
+    OptimizerSpec,
     Phase,
     Protocol,
     Timing,
@@ -37,6 +41,16 @@ PROTOCOL = Protocol(
     evaluation=Evaluation(every=5, sequences=8),
     timing=Timing(windows=2, steps=4),
 )
+
+
+def available(name: str) -> OptimizerSpec:
+    """A registered method; the test is skipped where a library that it needs is missing."""
+    spec = OPTIMIZERS.load(name).value
+    if lacks := lacking(spec.requires):
+        pytest.skip(f"{', '.join(lacks)} not installed")
+    if spec.requires:  # what a library warns of is not ours
+        warnings.simplefilter("default")
+    return spec
 
 
 def plugin(name: str) -> str:

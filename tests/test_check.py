@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +12,7 @@ from levelfield.bench.check import CHECKS, Check, run_checks
 from levelfield.bench.registry import OPTIMIZERS
 from levelfield.bench.spec import OptimizerSpec
 from levelfield.bench.stepper import BuildContext, GradientStepper, StepBatch, StepResult
+from levelfield.tests import small
 from levelfield.tests.plugins.conformance import BROKEN, GOOD, Good
 
 QUICK = (
@@ -36,13 +35,7 @@ def outcomes(checks: dict[str, Check], outcome: str) -> dict[str, str]:
 
 @pytest.fixture(params=sorted(OPTIMIZERS.entries()))
 def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
-    loaded = OPTIMIZERS.load(request.param).value
-    for module in loaded.requires:
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
-    if loaded.requires:  # what a library warns of is not ours
-        warnings.simplefilter("default")
-    return loaded
+    return small.available(request.param)
 
 
 def test_every_check_has_a_method_that_fails_it() -> None:

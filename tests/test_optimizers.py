@@ -7,8 +7,6 @@ name here.
 from __future__ import annotations
 
 import copy
-import importlib.util
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,13 +34,7 @@ over_models = pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS)
 
 @pytest.fixture(params=sorted(OPTIMIZERS.entries()))
 def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
-    found = OPTIMIZERS.load(request.param).value
-    for module in found.requires:
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
-    if found.requires:  # what a library warns of is not ours
-        warnings.simplefilter("default")
-    return found
+    return small.available(request.param)
 
 
 def protocol(model: Model = MODELS["wide"], **fields: Any) -> Protocol:

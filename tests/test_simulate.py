@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +18,7 @@ from levelfield.bench.registry import OPTIMIZERS, PROTOCOLS
 from levelfield.bench.shapes import SHAPES, Shape
 from levelfield.bench.simulate import Seen, Simulator, Workload
 from levelfield.bench.spec import Model, OptimizerSpec
+from levelfield.tests import small
 
 TOLERANCE = 0.02
 """Largest distance to the allocator's peaks, as a share."""
@@ -47,13 +46,7 @@ def tiny(**fields: Any) -> Workload:
 
 
 def load_spec(name: str) -> OptimizerSpec:
-    spec = OPTIMIZERS.load(name).value
-    for module in spec.requires:
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
-    if spec.requires:  # what a library warns of is not ours
-        warnings.simplefilter("default")
-    return spec
+    return small.available(name)
 
 
 def fake(spec: OptimizerSpec, load: Workload) -> Seen:

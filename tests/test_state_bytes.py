@@ -7,8 +7,6 @@ beyond weights, gradients and the loss is what the method has kept, wherever it 
 from __future__ import annotations
 
 import gc
-import importlib.util
-import warnings
 
 import pytest
 import torch
@@ -34,13 +32,7 @@ MODELS = {
 
 @pytest.fixture(params=sorted(OPTIMIZERS.entries()))
 def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
-    found = OPTIMIZERS.load(request.param).value
-    for module in found.requires:
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
-    if found.requires:  # what a library warns of is not ours
-        warnings.simplefilter("default")
-    return found
+    return small.available(request.param)
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=list(MODELS))
