@@ -9,6 +9,7 @@ from levelfield.bench.audit_case import WHOLE, Case, Finding, label, ruled
 from levelfield.bench.digest import protocol_digest, sha256, to_plain
 from levelfield.bench.spec import ENGINE_VERSION, SCHEMA
 from levelfield.bench.store import RECORDS, chain_breaks
+from levelfield.bench.verdict import verdict
 
 POSITIVE = (
     *("tokens_per_s", "joules", "parameters", "wall_s.setup"),
@@ -117,17 +118,11 @@ def status(case: Case) -> Iterator[Finding]:
         if record.status in WHOLE and not (losses and ended):
             unfair.append(f"{label(record)} is {record.status} and has no final loss")
         elif losses and ended:
-            said = _verdict(losses)
+            scored = bool(case.protocol.task.metric)
+            said, _ = verdict(record.curve, record.train_loss, scored)
             if said != record.status:
                 unfair.append(f"{label(record)} is {record.status}, its curve says {said}")
     yield from ruled("status", "every verdict follows from its curve", unfair)
-
-
-def _verdict(losses: list[float]) -> str:
-    initial, final, lowest = losses[0], losses[-1], min(losses)
-    if final > initial or final > lowest + 0.5:
-        return "diverged"
-    return "undertrained" if final > 0.95 * initial else "ok"
 
 
 def _at(data: Mapping[str, Any], dotted: str) -> Any:

@@ -14,6 +14,7 @@ from levelfield.bench.errors import named
 from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Protocol
 from levelfield.bench.stepper import (
+    AdapterContext,
     BuildContext,
     GradientStepper,
     Parameter,
@@ -59,6 +60,47 @@ def fallback_optimizer(
     return torch.optim.AdamW(merge_groups(groups), betas=betas, eps=fallback.eps, fused=True)
 
 
+def trained_by(spec: OptimizerSpec) -> tuple[OptimizerSpec, ...]:
+    """A method, and the one under it where it is an adapter."""
+    if spec.inner is None:
+        return (spec,)
+    from levelfield.bench.reference import load_spec
+
+    return spec, load_spec(spec.inner).value
+
+
+def inner_hparams(inner: OptimizerSpec, hparams: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of the method under an adapter: its own defaults, and whatever the
+    adapter names alike."""
+    defaults = inner.defaults()
+    return {**defaults, **{name: hparams[name] for name in defaults if name in hparams}}
+
+
+def adapt(
+    spec: OptimizerSpec,
+    protocol: Protocol,
+    model: nn.Module,
+    hparams: Mapping[str, Any],
+    seed: int,
+) -> nn.Module:
+    """The model as an adapter method trains it; as it is for any other."""
+    if spec.adapter is None:
+        return model
+    generator = torch.Generator()
+    generator.manual_seed(derive_seed("adapter", seed))
+    context = AdapterContext(
+        kind=protocol.task.kind,
+        total_steps=protocol.budget.steps,
+        warmup_steps=protocol.warmup_steps,
+        generator=generator,
+    )
+    # Libraries that make adapters draw from the global generator.
+    with quiet_imports(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("adapter", seed))
+        adapted: nn.Module = resolve(spec.adapter)(model, context, hparams)
+    return adapted
+
+
 def claimed_state_bytes(
     spec: OptimizerSpec,
     protocol: Protocol,
@@ -66,15 +108,23 @@ def claimed_state_bytes(
     hparams: Mapping[str, Any],
     progress: float,
 ) -> int:
-    """What the spec claims for its roles, and AdamW's two moments for the rest.
+    """What the spec claims for its roles, and AdamW's two moments for the rest; for an adapter,
+    what the method under it claims besides its own.
 
     Raises:
         BenchError: the claim fails, or is no number of bytes.
     """
+    below = 0
+    if spec.inner is not None:
+        inner = trained_by(spec)[1]
+        values = inner_hparams(inner, hparams)
+        below = claimed_state_bytes(inner, protocol, infos, values, progress)
     taken = tuple(info for info in infos if info.role in spec.roles)
     rest = sum(
         2 * info.nbytes for info in infos if info.role not in spec.roles and info.tied_to is None
     )
+    if spec.inner is not None:
+        rest = below  # which holds the rest of its own
     try:
         own = spec.state_bytes(taken, hparams, progress)
     except BenchError:
@@ -136,6 +186,7 @@ def build_stepper(
         clip_norm=protocol.clip_norm,
         decay_roles=protocol.decay_roles,
         rest=fallback,
+        inner=_inner(spec, protocol, model, params, hparams, seed),
     )
     with quiet_imports():
         built = resolve(spec.build)(context, hparams)
@@ -149,6 +200,22 @@ def build_stepper(
     optimizers = [built] if fallback is None else [built, fallback]
     _check_cover(spec, params, optimizers)
     return GradientStepper(optimizers, clip_norm=protocol.clip_norm)
+
+
+def _inner(
+    spec: OptimizerSpec,
+    protocol: Protocol,
+    model: nn.Module,
+    params: tuple[Parameter, ...],
+    hparams: Mapping[str, Any],
+    seed: int,
+) -> Callable[[], Stepper] | None:
+    """Makes the method under an adapter; None for a method that has none."""
+    if spec.inner is None:
+        return None
+    inner = trained_by(spec)[1]
+    values = inner_hparams(inner, hparams)
+    return lambda: build_stepper(inner, protocol, model, params, values, seed)
 
 
 def _check_cover(

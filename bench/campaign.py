@@ -26,7 +26,7 @@ from levelfield.bench.study import (
     tune_seed,
     unpaired_seed,
 )
-from levelfield.bench.train_request import Progress, TrialRequest, cell_key
+from levelfield.bench.train_request import Progress, TrialRequest, cell_key, checkpoint_path
 
 if TYPE_CHECKING:
     from levelfield.bench.execute import LocalExecutor
@@ -141,6 +141,7 @@ class Campaign:
             spec_digest=method.digest,
             protocol_digest=self._digests[0],
             data_digest=self._digests[1],
+            folder=str(self.writer.path.resolve()),
         )
 
     def _fit(self) -> None:
@@ -337,6 +338,8 @@ class Campaign:
             for event in self.executor.wait(timeout_s=0.5):
                 if isinstance(event, Finished):
                     record = self.writer.append(event.record)
+                    if (kept := checkpoint_path(event.request)) is not None:
+                        kept.unlink(missing_ok=True)
                     self.writer.unmark(event.request.key)
                     self._known[record.key] = record
                     self.watcher.finished(record, fresh=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from levelfield.bench import models, sources, tasks
+from levelfield.bench import models, next_token, sources
 from levelfield.bench.build import build_stepper
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.meter import state_tensors
@@ -157,12 +157,12 @@ class Bench(Driver):
         corpus = sources.load(data)
         model = models.build_model(config, corpus.vocabulary, data.sequence, SEED).to(dtype)
         prepare(model)
-        self.task = tasks.build_task(PROTOCOL.task, "fp32", "cpu")
+        self.task = next_token.NextToken("fp32", "cpu")
         self.order = sources.BatchOrder(corpus.tokens["train"], data, SEED)
         super().__init__(spec, hparams, PROTOCOL, model, models.parameters(model))
 
     def batch(self) -> StepBatch:
-        tokens = tasks.to_device(self.order.next(), torch.device("cpu"))
+        tokens = next_token.to_device(self.order.next(), torch.device("cpu"))
         return StepBatch(
             [partial(self.task.loss, self.model, tokens)],
             PROTOCOL.tokens_per_step,

@@ -114,7 +114,7 @@ def derive_seed(*parts: Any) -> int:
 
 JUDGED = (
     *("summary", "note", "methods", "ranked", "reference", "claims", "alpha", "margin_nats"),
-    *("targets", "paired", "axis", "variants"),
+    *("targets", "paired", "axis", "variants", "files", "published"),
 )
 """Protocol fields that say how results are read, not how a trial runs."""
 
@@ -128,6 +128,9 @@ def protocol_digest(protocol: Protocol) -> str:
     budget = protocol.budget
     kept = ("steps", "unit", "amount", "memory_gib")
     data["budget"] = {name: getattr(budget, name) for name in kept}
+    # Nor does it matter what is kept of a trial.
+    for unseen in ("checkpoint_tokens", "save_final"):
+        data["engine"].pop(unseen)
     return sha256({"protocol": data, "engine": ENGINE_VERSION})
 
 

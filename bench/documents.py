@@ -71,6 +71,11 @@ def clean(text: str) -> str:
     return _LINE_ENDS.sub("\n", text.removeprefix("\ufeff")).strip("\n")
 
 
+def encodable(text: str) -> tuple[str, int]:
+    """The text with every half of a surrogate pair made U+FFFD, and how many those were."""
+    return _SURROGATES.subn("\ufffd", text)
+
+
 def fingerprint(text: str) -> str:
     """Hash of a text whatever its spacing and its composition of accents."""
     plain = " ".join(unicodedata.normalize("NFC", text).split())
@@ -91,7 +96,7 @@ def assemble(texts: Iterable[Text], counts: Counts) -> Iterator[Document]:
     seen: set[str] = set()
     place: str | None = None
     for item in texts:
-        text, replaced = _SURROGATES.subn("\ufffd", clean(item.text))
+        text, replaced = encodable(clean(item.text))
         counts.replaced += replaced
         if not item.continued:
             place = None

@@ -101,14 +101,14 @@ class Fitter:
 
     def _simulator(self, size: Variant) -> Any:
         if size.name not in self._simulators:
-            from levelfield.bench import architecture, simulate, sources
+            from levelfield.bench import architecture, simulate, tasks
             from levelfield.bench.shapes import Shape
 
             protocol = apply_settings(self.protocol, size.settings)
             shape = Shape(
                 name=size.name,
                 model=protocol.model,
-                vocabulary=sources.load(protocol.data).vocabulary,
+                vocabulary=tasks.open_task(protocol, self.device_type).vocabulary,
             )
             load = simulate.Workload(
                 architecture=architecture.of_shape(shape),

@@ -106,14 +106,19 @@ def plan(
 
 
 def count_parameters(protocol: Protocol) -> int:
-    """Trainable parameters, from the shapes alone: no memory is taken."""
+    """Trainable parameters of the model, from the shapes alone: no memory is taken, and no data is
+    read where the protocol says how many rows the embedding has."""
     import torch
 
-    from levelfield.bench import models, sources
+    from levelfield.bench import models, tasks
 
-    vocabulary = sources.load(protocol.data).vocabulary
+    task = tasks.open_task(protocol, "cpu")
     with torch.device("meta"):
-        model = models.build_model(protocol.model, vocabulary, protocol.data.sequence, 0)
+        if protocol.task.kind == "causal_lm":
+            length = protocol.data.sequence
+            model = models.build_model(protocol.model, task.vocabulary, length, 0)
+        else:
+            model = task.build_model(0)
     return sum(param.info.numel for param in models.parameters(model))
 
 

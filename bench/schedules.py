@@ -14,8 +14,8 @@ def check_schedule(protocol: Protocol) -> None:
         BenchError: a share that is none, no step of warm-up where one is asked for, or no step
             left after it.
     """
-    schedule, steps = protocol.schedule, protocol.budget.steps
-    warmup = protocol.warmup_steps
+    schedule, steps = protocol.schedule, protocol.budget.steps // max(1, protocol.schedule.cycles)
+    warmup = round(schedule.warmup * steps)
     for name in ("warmup", "floor", "decay"):
         share = getattr(schedule, name)
         if not 0 <= share <= 1:
@@ -34,11 +34,16 @@ def check_schedule(protocol: Protocol) -> None:
 
 
 def lr_factor(schedule: Schedule, step: int, total: int) -> float:
-    """Factor of step `step` (0-based) of `total`: linear warm-up, then the shape down to its floor.
+    """Factor of step `step` (0-based) of `total`: linear warm-up, then the shape down to its floor;
+    the whole of it `cycles` times over, the last one the shortest where they do not divide `total`.
 
     Warm-up ends at 1.0 on its last step; the last step of all has exactly the floor (`constant`
     has none; a first step that is also the last has 1.0).
     """
+    if schedule.cycles > 1:
+        length = math.ceil(total / schedule.cycles)
+        start = step // length * length
+        step, total = step - start, min(length, total - start)
     warmup = round(schedule.warmup * total)
     if step < warmup:
         return (step + 1) / warmup

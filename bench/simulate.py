@@ -29,12 +29,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
-from levelfield.bench import models, tasks
+from levelfield.bench import models
 from levelfield.bench.accounting import STRETCHES, Stretch, Watch, watch
 from levelfield.bench.architecture import Architecture
 from levelfield.bench.build import build_stepper
 from levelfield.bench.meter import StorageTracker, state_bytes
-from levelfield.bench.spec import BenchError, Budget, Data, OptimizerSpec, Precision, Protocol
+from levelfield.bench.next_token import NextToken
+from levelfield.bench.spec import Budget, Data, OptimizerSpec, Precision, Protocol
 from levelfield.bench.stepper import StepBatch
 
 Target = Literal["cuda", "cpu"]
@@ -105,17 +106,7 @@ def build(load: Workload) -> nn.Module:
     """The model as a trial would have it, on the default device."""
     model = load.architecture.build(load.sequence).to(load.dtype).train()
     if load.checkpointing:
-        enable = getattr(
-            model,
-            "activation_checkpointing_enable",  # the newer name
-            getattr(model, "gradient_checkpointing_enable", None),
-        )
-        if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
-            raise BenchError(
-                f"{load.architecture.name} offers no checkpointing", "leave --checkpointing out"
-            )
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        enable(options)
+        models.checkpointing_(model, load.architecture.name)
     return model
 
 
@@ -177,7 +168,7 @@ def take_steps(
     start = time.perf_counter()
     params = models.parameters(model)
     protocol = load.protocol(horizon(spec, hparams))
-    task = tasks.build_task(protocol.task, load.precision, params[0].tensor.device.type)
+    task = NextToken(load.precision, params[0].tensor.device.type)
     with StorageTracker(scalar=scalar):  # what a method reads while it is built
         stepper = build_stepper(spec, protocol, model, params, hparams, SEED)
     highest: dict[str, Stretch] = {}

@@ -49,6 +49,8 @@ class Corpus:
     """The source's own loss on every token, where it is known."""
     row: int | None = None
     """Ids of one document in the stream, padding among them; None: documents are packed."""
+    tokenizer: tokenising.Tokenizer | None = None
+    """What made the ids; None where the source has no text."""
 
     @property
     def digest(self) -> str:
@@ -163,7 +165,7 @@ def _load(source: str, tokenizer: str, row: int | None, seed: int) -> Corpus:
     if row is not None:
         padding = {name: float((tokens[name] == IGNORED).mean()) for name in SLICES}
         facts["padding"] = {name: round(share, 6) for name, share in padding.items()}
-    return Corpus(tokens, made.vocabulary, facts, row=row)
+    return Corpus(tokens, made.vocabulary, facts, row=row, tokenizer=made)
 
 
 def _size(made: tokenising.Tokenizer, texts: Sequence[str]) -> int:
@@ -259,32 +261,69 @@ def _row(ids: Tokens, row: int) -> Tokens:
 class BatchOrder:
     """The order in which a trial sees its tokens, from its own generator.
 
-    Every step draws `batch` random windows of `sequence` + 1 tokens of the training slice; without
-    packing, of its rows. The order depends on the seed alone: a method that draws random numbers
-    cannot shift it. `sha256` covers every window drawn so far.
+    Packed: every step draws `batch` random windows of `sequence` + 1 tokens of the training slice.
+    Without packing: rows in random order, all of them before any comes again. The order depends on
+    the seed alone: a method that draws random numbers cannot shift it. `sha256` covers every place
+    drawn so far.
     """
 
     def __init__(self, tokens: Tokens, data: Data, seed: int) -> None:
-        # Where a window may begin: at any token, or at any row.
-        self._row = 1 if data.packing else data.sequence + 1
-        self._places = (len(tokens) - data.sequence if data.packing else len(tokens)) // self._row
-        if self._places < (2 if data.packing else 1):
+        row = 1 if data.packing else data.sequence + 1
+        places = (len(tokens) - data.sequence if data.packing else len(tokens)) // row
+        if places < (2 if data.packing else 1):
             raise BenchError(
                 f"the train slice holds {len(tokens)} tokens",
                 f"sequences of {data.sequence} need at least {data.sequence + 2}",
             )
-        self._tokens, self._data = tokens, data
-        self._random = np.random.Generator(np.random.PCG64(seed))
-        self._hash = hashlib.sha256()
+        self._tokens, self._data, self._row = tokens, data, row
+        self._places = Windows(places, seed) if data.packing else Epochs(places, seed)
 
     def next(self) -> Tokens:
         """The next batch, [batch, sequence + 1]."""
-        length = self._data.sequence
-        starts = self._random.integers(0, self._places, self._data.batch) * self._row
-        self._hash.update(starts.astype("<i8").tobytes())
-        batch: Tokens = self._tokens[starts[:, None] + np.arange(length + 1)[None, :]]
+        starts = self._places.draw(self._data.batch) * self._row
+        batch: Tokens = self._tokens[starts[:, None] + np.arange(self._data.sequence + 1)[None, :]]
         return batch
+
+    def skip(self, steps: int) -> None:
+        """Go past batches, as if they had been taken."""
+        for _ in range(steps):
+            self._places.draw(self._data.batch)
+
+    @property
+    def sha256(self) -> str:
+        return self._places.sha256
+
+
+class Windows:
+    """Places in [0, count) with replacement, and a hash of all that were drawn."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count = count
+        self._random = np.random.Generator(np.random.PCG64(seed))
+        self._hash = hashlib.sha256()
+
+    def draw(self, number: int) -> npt.NDArray[np.int64]:
+        """The next `number` places."""
+        places = self._random.integers(0, self._count, number)
+        self._hash.update(places.astype("<i8").tobytes())
+        return places
 
     @property
     def sha256(self) -> str:
         return self._hash.hexdigest()
+
+
+class Epochs(Windows):
+    """Places in [0, count) in random order, each once before any comes again; an epoch may end
+    inside a batch."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        super().__init__(count, seed)
+        self._left = np.zeros(0, np.int64)
+
+    def draw(self, number: int) -> npt.NDArray[np.int64]:
+        while len(self._left) < number:
+            self._left = np.concatenate([self._left, self._random.permutation(self._count)])
+        places, self._left = self._left[:number], self._left[number:]
+        self._hash.update(places.astype("<i8").tobytes())
+        return places

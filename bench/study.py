@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,9 @@ def method_digest(loaded: Loaded[OptimizerSpec]) -> str:
     """Digest of a method's code and of the library that it borrows from; of a mix, of its parts."""
     if loaded.parts:
         return sha256([loaded.entry.reference, *(method_digest(part) for part in loaded.parts)])
+    if loaded.value.inner is not None:
+        inner = replace(loaded, value=replace(loaded.value, inner=None))
+        return sha256([method_digest(inner), method_digest(load_spec(loaded.value.inner))])
     library = (loaded.value.implementation.split() or ["own"])[0]
     return source_digest(loaded.path, [] if library == "own" else [library])
 
@@ -139,6 +142,7 @@ def method_data(method: Method) -> dict[str, Any]:
     kept = (
         *("family", "summary", "paper", "code", "licence", "version", "scale", "fixed", "roles"),
         *("passes", "schedule", "refreshes", "parent", "implementation", "requires", "cannot"),
+        *("inner", "tasks"),
     )
     return {
         "name": method.name,
@@ -249,17 +253,11 @@ def transfer_from(path: Path, methods: Sequence[Method]) -> dict[str, Any]:
 
 
 def _corpus_facts(protocol: ProtocolRecord) -> dict[str, Any]:
-    from levelfield.bench import sources
+    from levelfield.bench import tasks
 
-    corpus = sources.load(protocol.data)
-    for name in sources.SLICES:  # too little text is found now, not in the first trial
-        corpus.sequences(name, protocol.data.sequence, 1)
-    floors = {
-        name: floor
-        for name, key in (("floor_loss_nats", "report"), ("floor_selection_loss_nats", "selection"))
-        if (floor := corpus.floor_loss(key, protocol.data.sequence)) is not None
-    }
-    return {**corpus.facts, **floors}
+    task = tasks.open_task(protocol, "cpu")
+    task.check()  # too little data is found now, not in the first trial
+    return dict(task.facts)
 
 
 def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
@@ -281,6 +279,9 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
         "timing.steps": protocol.timing.steps,
         "tuner.generation": protocol.tuner.generation,
         "threads": protocol.threads,
+        "engine.accumulation": protocol.engine.accumulation,
+        "engine.processes": protocol.engine.processes,
+        "schedule.cycles": protocol.schedule.cycles,
         "model.hidden": protocol.model.hidden,
         "model.layers": protocol.model.layers,
         "model.heads": protocol.model.heads,
@@ -337,6 +338,7 @@ def check_roles(protocol: ProtocolRecord, methods: Sequence[Method]) -> None:
 def _check_numbers(protocol: ProtocolRecord) -> None:
     """Refuse numbers that would only fail once training is under way."""
     tuner, model, fallback = protocol.tuner, protocol.model, protocol.fallback
+    engine = protocol.engine
     wrong = {
         "tuner.factor": (tuner.factor, 1 < tuner.factor <= 1000, "above 1, up to 1000"),
         "tuner.decades": (tuner.decades, 0 < tuner.decades <= 6, "above 0, up to 6"),
@@ -347,8 +349,20 @@ def _check_numbers(protocol: ProtocolRecord) -> None:
         "model.dropout": (model.dropout, 0 <= model.dropout < 1, "0 to below 1"),
         "model.heads": (
             model.heads,
-            model.hidden % model.heads == 0 and model.hidden // model.heads % 2 == 0,
+            model.head_dim is not None
+            or (model.hidden % model.heads == 0 and model.hidden // model.heads % 2 == 0),
             f"a divisor of model.hidden={model.hidden} that leaves heads of even size",
+        ),
+        "engine.accumulation": (
+            engine.accumulation,
+            protocol.data.batch % (engine.accumulation * engine.processes) == 0,
+            f"with engine.processes={engine.processes}, parts that data.batch="
+            f"{protocol.data.batch} can be cut into",
+        ),
+        "engine.checkpoint_tokens": (
+            engine.checkpoint_tokens,
+            engine.checkpoint_tokens is None or engine.checkpoint_tokens > 0,
+            "above 0, or none",
         ),
         "clip_norm": (
             protocol.clip_norm,

@@ -1,109 +1,133 @@
-"""Tasks: what a batch is, how its loss is read, how a slice is evaluated."""
+"""The seam between the training loop and what is learned.
+
+A task holds its data, makes its model, gives batches in an order of its own, and reads losses and
+scores. The loop looks into none of these: a batch is whatever the task's `loss` takes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from levelfield.bench.digest import did_you_mean
-from levelfield.bench.sources import IGNORED, Tokens
-from levelfield.bench.spec import BenchError, Precision
-from levelfield.bench.spec import Task as TaskConfig
+from levelfield.bench.spec import BenchError
+from levelfield.bench.spec import Protocol as ProtocolRecord
 
-EVAL_BATCH = 64
-"""Sequences a forward pass of an evaluation; fixed, so that losses do not depend on memory."""
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an evaluation of a slice found."""
+
+    loss: float
+    """Mean, in nats a token or an example."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Name -> value, higher is better: accuracy, matthews, f1, ..."""
+
+
+class Batches(Protocol):
+    """Batches in an order that follows from a seed alone."""
+
+    def next(self) -> Any:
+        """The next batch, on the host."""
+
+    def skip(self, steps: int) -> None:
+        """Go past batches, as if they had been taken."""
+
+    @property
+    def sha256(self) -> str:
+        """Over everything drawn so far."""
 
 
 class Task(Protocol):
-    """What the loop needs of a task.
+    """What the loop needs. Nothing is read from disk before it is asked for."""
 
-    A batch is int64; int32 where rows are padded, with negative ids that are neither read nor
-    predicted.
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Of the data, for the manifest; `digest` among them."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+
+    def check(self) -> None:
+        """Refuse, before any trial, what no trial could do.
+
+        Raises:
+            BenchError: too little data, a model that does not go with it.
+        """
+
+    def build_model(self, seed: int) -> nn.Module:
+        """A model for the task; the same seed gives the same weights for every method."""
+
+    def batches(self, seed: int) -> Batches: ...
+
+    def split(self, batch: Any, parts: int) -> Sequence[tuple[Any, float]]:
+        """A batch in parts, each with its share of what the batch's mean is over."""
+
+    def to_device(self, batch: Any, device: torch.device) -> Any: ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Mean loss of a batch, 0-dim; never the model's own, which may hold penalties."""
+
+    def sampled_loss(self, model: nn.Module, batch: Any, generator: torch.Generator) -> Tensor:
+        """The same against labels drawn from the model's own distribution."""
+
+    def size(self, name: str, limit: int | None) -> int:
+        """How many sequences or examples `evaluate` reads."""
+
+    def evaluate(
+        self, model: nn.Module, name: str, limit: int | None, device: torch.device
+    ) -> Reading:
+        """Loss and scores over a slice, or over so many of it spread evenly."""
+
+    def write_tokenizer(self, folder: Path) -> None:
+        """What turns text into the model's ids, as transformers reads it; nothing if no text."""
+
+
+KINDS: Mapping[str, str] = {
+    "causal_lm": "levelfield.bench.causal_lm:CausalLM",
+    "classification": "levelfield.bench.labelled:Classification",
+    "regression": "levelfield.bench.labelled:Regression",
+    "extractive_qa": "levelfield.bench.extractive_qa:ExtractiveQA",
+    "generative_qa": "levelfield.bench.generative_qa:GenerativeQA",
+    "multiple_choice": "levelfield.bench.multiple_choice:MultipleChoice",
+    "bilinear": "levelfield.bench.bilinear:Bilinear",
+}
+"""Kind -> the class that is made from a protocol and a device type."""
+
+
+def open_task(protocol: ProtocolRecord, device_type: str) -> Task:
+    """The task that a protocol poses.
+
+    Raises:
+        BenchError: an unknown kind.
     """
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Mean loss of a batch [b, t + 1] in nats a token, 0-dim."""
-
-    def sampled_loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
-        """The same against labels drawn from the model's own distribution, not the batch's."""
-
-    def evaluate(self, model: nn.Module, sequences: Tokens, device: torch.device) -> float:
-        """Mean loss over sequences [n, t + 1], in nats a token. Reads the device once."""
+    kind = protocol.task.kind
+    if kind not in KINDS:
+        raise BenchError(f"unknown task {kind!r}", did_you_mean(kind, KINDS))
+    module, _, name = KINDS[kind].partition(":")
+    made: Task = getattr(importlib.import_module(module), name)(protocol, device_type)
+    return made
 
 
-class CausalLM:
-    """Next-token prediction. The loss comes from the logits, never from the model's own."""
+def objective(protocol: ProtocolRecord, reading: Reading) -> float:
+    """What a trial is judged by, lower is better: the loss, or points of error by the metric.
 
-    def __init__(self, precision: Precision, device_type: str) -> None:
-        self._autocast = precision == "fp32+bf16"
-        self._device_type = device_type
-
-    def _context(self) -> AbstractContextManager[object]:
-        if self._autocast:
-            return torch.autocast(self._device_type, dtype=torch.bfloat16)
-        return nullcontext()
-
-    def _logits(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """In float32, [b * t, vocabulary]."""
-        ids = batch[:, :-1]
-        if _padded(batch):  # padding comes last: no other position sees what stands in its place
-            ids = ids.clamp(min=0).long()
-        with self._context():
-            logits: Tensor = model(input_ids=ids).logits
-        return logits.float().reshape(-1, logits.shape[-1])
-
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        logits = self._logits(model, batch)
-        return nn.functional.cross_entropy(logits, _targets(batch), ignore_index=IGNORED)
-
-    def sampled_loss(self, model: nn.Module, batch: Tensor, generator: torch.Generator) -> Tensor:
-        logits = self._logits(model, batch)
-        # The largest of logit + Gumbel noise is a draw from the softmax; `multinomial` would wait
-        # for the device to check its input.
-        noise = torch.empty_like(logits.detach()).exponential_(generator=generator).log_()
-        labels = (logits.detach() - noise).argmax(dim=-1)
-        if _padded(batch):
-            labels = labels.where(_targets(batch) >= 0, IGNORED)
-        return nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED)
-
-    def evaluate(self, model: nn.Module, sequences: Tokens, device: torch.device) -> float:
-        model.eval()
-        total = torch.zeros((), dtype=torch.float64, device=device)
-        weights = 0
-        with torch.no_grad():
-            for start in range(0, len(sequences), EVAL_BATCH):
-                rows = sequences[start : start + EVAL_BATCH]
-                # By targets where rows differ in them: the mean is over tokens.
-                weight = len(rows) if rows.dtype.kind == "u" else int((rows[:, 1:] >= 0).sum())
-                total += self.loss(model, to_device(rows, device)).double() * weight
-                weights += weight
-        model.train()
-        return float(total) / weights
-
-
-def to_device(tokens: Tokens, device: torch.device) -> Tensor:
-    """Token ids on the device: int64, and int32 where rows are padded (signed ids)."""
-    kind = "int64" if tokens.dtype.kind == "u" else "int32"
-    return torch.from_numpy(tokens.astype(kind)).to(device, non_blocking=True)
-
-
-def _padded(batch: Tensor) -> bool:
-    return batch.dtype == torch.int32
-
-
-def _targets(batch: Tensor) -> Tensor:
-    return batch[:, 1:].reshape(-1).long()
-
-
-TASKS: Mapping[str, type[CausalLM]] = {"causal_lm": CausalLM}
-
-
-def build_task(task: TaskConfig, precision: Precision, device_type: str) -> Task:
-    """The task that a protocol names."""
-    if task.kind not in TASKS:
-        raise BenchError(f"unknown task {task.kind!r}", did_you_mean(task.kind, TASKS))
-    return TASKS[task.kind](precision, device_type)
+    Raises:
+        BenchError: the task computes no such score.
+    """
+    metric = protocol.task.metric
+    if not metric:
+        return reading.loss
+    if metric not in reading.scores:
+        raise BenchError(
+            f"task.metric={metric!r}: a task of kind {protocol.task.kind} has no such score",
+            did_you_mean(metric, reading.scores),
+        )
+    return 100.0 * (1.0 - reading.scores[metric])

@@ -23,6 +23,8 @@ from levelfield.bench.spec import BenchError
 Ids = npt.NDArray[Any]
 BETWEEN = "\n\n"
 """Stands between two documents where a tokenizer has no end-of-text token."""
+END = "<|endoftext|>"
+"""The spelling of a BPE's end-of-text token in a tokenizer that is written out."""
 LEAST_BPE, MOST_BPE = 300, 1_000_000
 FORMS = ("bytes", "bpe:4096")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -37,6 +39,8 @@ class Tokenizer:
     end: int | None
     """Put after every document; None: documents are set apart by a blank line."""
     digest: str
+    write: Callable[[Path], None]
+    """Into a folder, as transformers reads one."""
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
@@ -55,7 +59,9 @@ def resolve(name: str, train: Callable[[], Iterable[str]]) -> Tokenizer:
         BenchError: none of these, or one that cannot be loaded.
     """
     if name == "bytes":
-        return Tokenizer(encode=_bytes, vocabulary=256, end=None, digest="bytes")
+        return Tokenizer(
+            encode=_bytes, vocabulary=256, end=None, digest="bytes", write=_write_bytes
+        )
     kind, colon, size = name.partition(":")
     if kind == "bpe" and colon:
         return _bpe(size, train)
@@ -71,6 +77,37 @@ def resolve(name: str, train: Callable[[], Iterable[str]]) -> Tokenizer:
 
 def _bytes(texts: Sequence[str]) -> list[Ids]:
     return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16) for text in texts]
+
+
+def _write_bytes(folder: Path) -> None:
+    """A byte-level BPE without merges whose ids are the bytes."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    ids = {char: byte for byte, char in _byte_characters().items()}
+    made = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    _write(made, None, folder)
+
+
+def _byte_characters() -> dict[int, str]:
+    """The printable character that byte-level tokenizers write for each byte (GPT-2's table: bytes
+    that print stand for themselves, the others for characters from 256 on, in order)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in shown]
+    return {byte: chr(byte) for byte in shown} | {
+        byte: chr(256 + place) for place, byte in enumerate(rest)
+    }
+
+
+def _write(made: Any, end: str | None, folder: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    # A copy: an added token must not change the one in use.
+    copy = type(made).from_str(made.to_str())
+    options = {} if end is None else {"eos_token": end, "pad_token": end}
+    PreTrainedTokenizerFast(tokenizer_object=copy, **options).save_pretrained(str(folder))
 
 
 def _bpe(size: str, train: Callable[[], Iterable[str]]) -> Tokenizer:
@@ -93,6 +130,7 @@ def _bpe(size: str, train: Callable[[], Iterable[str]]) -> Tokenizer:
         vocabulary=wide + 1,
         end=wide,
         digest=hashlib.sha256(made.to_str().encode()).hexdigest(),
+        write=lambda folder: _write(made, END, folder),
     )
 
 
@@ -157,4 +195,5 @@ def _pretrained(name: str, where: str, *, local: bool) -> Tokenizer:
         vocabulary=max(len(made), max(made.get_vocab().values(), default=0) + 1),
         end=end,
         digest=hashlib.sha256(written.encode()).hexdigest(),
+        write=lambda folder: made.save_pretrained(str(folder)),
     )

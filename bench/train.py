@@ -12,17 +12,21 @@ import math
 import random
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from levelfield.bench import accounting, models, sources, stats, tasks
-from levelfield.bench.build import build_stepper, claimed_state_bytes
+from levelfield.bench import accounting, checkpoint, final_weights, models, stats, tasks
+from levelfield.bench.build import adapt, build_stepper, claimed_state_bytes, trained_by
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.errors import first_line, located
+from levelfield.bench.group import Alone, Group
 from levelfield.bench.meter import build_meter, state_bytes, state_tensors
+from levelfield.bench.rates import check_rates
 from levelfield.bench.reference import load_spec
 from levelfield.bench.schedules import check_schedule, lr_factor
 from levelfield.bench.spec import (
@@ -34,7 +38,15 @@ from levelfield.bench.spec import (
 )
 from levelfield.bench.stepper import StepBatch
 from levelfield.bench.study import method_digest
-from levelfield.bench.train_request import UNTIMED_STEPS, Progress, TrialRequest, identity
+from levelfield.bench.train_request import (
+    UNTIMED_STEPS,
+    Progress,
+    TrialRequest,
+    checkpoint_path,
+    checkpoint_steps,
+    identity,
+)
+from levelfield.bench.verdict import verdict
 
 ACCOUNTED_STEPS = 2
 """Steps under the storage tracker: the first allocates the state, the second has it."""
@@ -46,14 +58,17 @@ class Diverged(Exception):
     """A loss that is not finite, in training or in an evaluation."""
 
 
-def run_trial(request: TrialRequest, report: Callable[[Progress], None]) -> TrialRecord:
+def run_trial(
+    request: TrialRequest, report: Callable[[Progress], None], group: Group | None = None
+) -> TrialRecord:
     """Train once. Whatever happens inside, a record comes back.
 
     Args:
         request: what to train.
         report: told of progress, at most about five times a second.
+        group: the processes that share the trial; None: this one alone.
     """
-    trial = Trial(request, report)
+    trial = Trial(request, report, group)
     try:
         status, reason = trial.run()
     except Diverged as error:
@@ -79,13 +94,25 @@ def _failure(error: Exception) -> tuple[Status, str]:
 class Trial:
     """The state of one training run; `record` reads whatever is there when it ends."""
 
-    def __init__(self, request: TrialRequest, report: Callable[[Progress], None]) -> None:
+    def __init__(
+        self,
+        request: TrialRequest,
+        report: Callable[[Progress], None],
+        group: Group | None = None,
+    ) -> None:
         self.request, self.protocol = request, request.protocol
+        self.group: Group = group or Alone()
         self._report = report
         self._reported = (0, time.monotonic())
         self.device = torch.device(request.device)
         self.wall_s: dict[str, Any] = {"setup": None, "warmup": 0.0, "step": 0.0, "eval": 0.0}
         self.curve: list[list[float]] = []
+        self.score_curve: list[list[float]] = []
+        self.scores: dict[str, dict[str, float]] = {}
+        self.best: dict[str, dict[str, float]] = {}
+        """The scores where the selection score was best."""
+        self.adapter: dict[str, Any] = {}
+        self.final_sha256: str | None = None
         self.step = 0
         self.timed_steps = 0
         self.passes = 0.0
@@ -136,14 +163,16 @@ class Trial:
         torch.manual_seed(derive_seed("torch", request.seed))
         random.seed(derive_seed("python", request.seed))
         np.random.seed(derive_seed("numpy", request.seed) % 2**32)
-        self.corpus = sources.load(protocol.data)
-        if request.data_digest not in (None, self.corpus.digest):
+        self.task = tasks.open_task(protocol, self.device.type)
+        if request.data_digest not in (None, self.task.facts["digest"]):
             raise BenchError("the data changed while the run was under way", "start a new run")
-        length = protocol.data.sequence
+        self.engine = protocol.engine
         dtype = torch.bfloat16 if protocol.precision == "bf16" else torch.float32
-        weights_seed = derive_seed("weights", request.seed)
-        model = models.build_model(protocol.model, self.corpus.vocabulary, length, weights_seed)
-        self.model = model.to(self.device, dtype).train()
+        model = self.task.build_model(derive_seed("weights", request.seed))
+        model = adapt(self.spec, protocol, model, request.hparams, request.seed)
+        if self.engine.activation_checkpointing:
+            models.checkpointing_(model, protocol.model.source or protocol.model.family)
+        self.model = self.group.shard(model.to(self.device, dtype).train())
         self.params = models.parameters(self.model)
         infos = tuple(param.info for param in self.params)
         self.facts = {
@@ -153,10 +182,10 @@ class Trial:
                 self.spec, protocol, infos, request.hparams, 1.0
             ),
         }
-        self.task = tasks.build_task(protocol.task, protocol.precision, self.device.type)
-        self.order = sources.BatchOrder(
-            self.corpus.tokens["train"], protocol.data, derive_seed("batches", request.seed)
-        )
+        self.called = self.group.wrap(self.model)
+        if self.engine.compile:
+            self.called = torch.compile(self.called)  # type: ignore[assignment]
+        self.order = self.task.batches(derive_seed("batches", request.seed))
         self.stepper = build_stepper(
             self.spec, protocol, self.model, self.params, request.hparams, request.seed
         )
@@ -180,19 +209,23 @@ class Trial:
     def one_step(self, on_phase: Callable[[str], None] | None = None) -> None:
         """Draw a batch, step, keep loss and norm on the device."""
         step = self.step
-        tokens = tasks.to_device(self.order.next(), self.device)
+        parts = self.group.own(
+            self.task.split(self.order.next(), self.engine.accumulation * self.group.size)
+        )
+        on_device = [self.task.to_device(part, self.device) for part, _ in parts]
         # Dropout, and whatever a method draws from the global generator, depend on seed and step
         # alone: nothing that one step draws can shift the next.
         self._reseed(derive_seed_fast(self.request.seed, step))
         batch = StepBatch(
-            [lambda: self.task.loss(self.model, tokens)],
+            [partial(self.task.loss, self.called, part) for part in on_device],
             self.protocol.tokens_per_step,
             on_phase,
-            [lambda generator: self.task.sampled_loss(self.model, tokens, generator)],
+            [partial(self.task.sampled_loss, self.called, part) for part in on_device],
+            [weight for _, weight in parts],
         )
         result = self.stepper.step(batch, self.lr_scale(step))
         self.passes += batch.passes
-        self.losses[step] = result.loss
+        self.losses[step] = self.group.mean(result.loss)
         if result.grad_norm is not None:
             self.norms[step] = result.grad_norm
         self.step = step + 1
@@ -206,9 +239,14 @@ class Trial:
     def _train(self) -> None:
         steps, every = self.protocol.budget.steps, self.protocol.evaluation.every
         self.meter.watch()
-        self._evaluate()
-        self._reported = (0, time.monotonic())
+        keep_every, path = checkpoint_steps(self.request), checkpoint_path(self.request)
+        if not self._go_on():
+            self._evaluate()
+        self._reported = (self.step, time.monotonic())
         while self.step < steps:
+            if self.step < ACCOUNTED_STEPS and self.engine.compile:
+                self._first_calls()
+                continue
             if self.step < ACCOUNTED_STEPS:
                 with accounting.account(self.params, self.model, self.stepper, self.peaks) as phase:
                     self.one_step(phase)
@@ -216,7 +254,7 @@ class Trial:
                 self.sample_held()
                 continue
             untimed, first = self.step < UNTIMED_STEPS, self.step
-            stop = self._next_stop(every)
+            stop = self._next_stop(every, keep_every)
             if not untimed:
                 self.meter.resume()
             start = self.meter.now_s()
@@ -232,7 +270,31 @@ class Trial:
             self.timed_steps += 0 if untimed else stop - first
             if self.step % every == 0 and self.step < steps:
                 self._evaluate()
+            if keep_every and self.step % keep_every == 0 and path is not None:
+                self.check_loss()
+                checkpoint.save(self, path)
         self.check_loss()
+
+    def _go_on(self) -> bool:
+        """From the checkpoint of this trial, if it left one."""
+        state = checkpoint.load(self.request, self.device)
+        if state is None:
+            return False
+        checkpoint.restore(self, state)
+        check_rates(self.stepper, self.spec, self.lr_scale(self.step - 1), self.step - 1)
+        self.missing["joules"] = "the trial was interrupted: its energy was not counted throughout"
+        return True
+
+    def _first_calls(self) -> None:
+        """The first steps of a compiled model, which compile it: their seconds are told apart, and
+        its tensors are not tracked."""
+        start = self.meter.now_s()
+        self.one_step()
+        self.check_loss()
+        spent = self.meter.now_s() - start
+        self.wall_s["compile"] = self.wall_s.get("compile", 0.0) + spent
+        for name in ("peak_bytes", "host_reads"):
+            self.missing[name] = "a compiled model's tensors are not tracked"
 
     def sample_held(self) -> None:
         """Note what the device's allocator holds between two steps; a CPU has none."""
@@ -252,9 +314,11 @@ class Trial:
         if self.step - self._sampled_at >= self.protocol.budget.steps / MAX_POINTS:
             self.sample_held()
 
-    def _next_stop(self, every: int) -> int:
-        """The next step at which the clock is read: end of warm-up, an evaluation, the end."""
-        stops = [self.protocol.budget.steps, (self.step // every + 1) * every]
+    def _next_stop(self, *periods: int | None) -> int:
+        """The next step at which the clock is read: end of warm-up, an evaluation, a checkpoint,
+        the end."""
+        stops = [self.protocol.budget.steps]
+        stops += [(self.step // period + 1) * period for period in periods if period]
         if self.step < UNTIMED_STEPS:
             stops.append(UNTIMED_STEPS)
         return min(stops)
@@ -264,6 +328,7 @@ class Trial:
         loss = float(self.losses[self.step - 1])
         if not math.isfinite(loss):
             raise Diverged(f"training loss is {loss} at step {self.step - 1}")
+        check_rates(self.stepper, self.spec, self.lr_scale(self.step - 1), self.step - 1)
         last, then_s = self._reported
         now_s = time.monotonic()
         if now_s - then_s >= 0.2:
@@ -279,9 +344,8 @@ class Trial:
                 )
             )
 
-    def _loss_on(self, name: str, limit: int | None) -> float:
-        sequences = self.corpus.sequences(name, self.protocol.data.sequence, limit)
-        return self.task.evaluate(self.model, sequences, self.device)
+    def _read(self, name: str, limit: int | None) -> tasks.Reading:
+        return self.task.evaluate(self.model, name, limit, self.device)
 
     def _evaluate(self) -> None:
         """A point of the curve; controllers see the control slice and nothing else."""
@@ -290,8 +354,11 @@ class Trial:
         trained_s = float(self.wall_s["warmup"] + self.wall_s["step"])
         limit = self.protocol.evaluation.sequences
         with self.stepper.evaluating():
-            loss = self._loss_on("selection", limit)
+            reading = self._read("selection", limit)
             control = self._control_loss() if self.stepper.observes else None
+            if self.protocol.task.metric:
+                self._keep_score(reading)
+        loss = reading.loss
         self.curve.append([self.step * self.protocol.tokens_per_step, trained_s, loss])
         if control is not None:
             self.stepper.observe(control)
@@ -299,25 +366,53 @@ class Trial:
         if not math.isfinite(loss):
             raise Diverged(f"selection loss is {loss} at step {self.step}")
 
+    def _keep_score(self, reading: tasks.Reading) -> None:
+        """A point of the score's curve; where it is the best so far, what the report slice says."""
+        metric = self.protocol.task.metric
+        tasks.objective(self.protocol, reading)  # the task has such a score
+        score = reading.scores[metric]
+        self.score_curve.append([self.step * self.protocol.tokens_per_step, score])
+        before = self.best.get("best_selection", {}).get(metric, -math.inf)
+        if score > before and self.step > 0:
+            self.best["best_selection"] = dict(reading.scores)
+            if self.request.phase in ("final", "transfer"):
+                self.best["best_report"] = dict(self._read("report", None).scores)
+
     def _control_loss(self) -> float:
         """The loss that a controller sees, charged to its method: a forward pass is a third of a
         forward and backward one."""
-        limit, length = self.protocol.evaluation.sequences, self.protocol.data.sequence
-        count = len(self.corpus.sequences("control", length, limit))
-        self.passes += count * length / self.protocol.tokens_per_step / 3
-        return self._loss_on("control", limit)
+        limit = self.protocol.evaluation.sequences
+        self.passes += self.task.size("control", limit) / self.protocol.data.batch / 3
+        return self._read("control", limit).loss
 
     def _finish(self) -> None:
         self._evaluate()
         start = self.meter.now_s()
         with self.stepper.evaluating():
-            self.selection_loss = self._loss_on("selection", None)
+            self.selection_loss = self._final_reading("selection")
             if self.request.phase in ("final", "transfer"):
-                self.report_loss = self._loss_on("report", None)
+                self.report_loss = self._final_reading("report")
+                self._leave_weights()
+        self.scores |= self.best
         self.wall_s["eval"] += self.meter.now_s() - start
         for loss in (self.selection_loss, self.report_loss):
             if loss is not None and not math.isfinite(loss):
                 raise Diverged(f"loss on a whole slice is {loss} at step {self.step}")
+
+    def _final_reading(self, name: str) -> float:
+        """The objective on a whole slice; its scores are kept."""
+        reading = self._read(name, None)
+        if reading.scores:
+            self.scores[name] = {**reading.scores, "cross_entropy": reading.loss}
+        return tasks.objective(self.protocol, reading)
+
+    def _leave_weights(self) -> None:
+        """Keep the final weights in the run's folder, where the protocol asks for it."""
+        if not self.engine.save_final or self.request.folder is None:
+            return
+        self.final_sha256 = models.weights_sha256(self.params)
+        if self.group.rank == 0:
+            final_weights.save(Path(self.request.folder), self.request, self.model, self.task)
 
     def _timing(self) -> None:
         """One window of steps after the untimed ones; no evaluation, no accounting. A controller
@@ -369,15 +464,8 @@ class Trial:
             raise Diverged(f"training loss is {loss} at step {self.step - 1}")
 
     def _verdict(self) -> tuple[Status, str | None]:
-        losses = [point[2] for point in self.curve]
-        initial, final, lowest = losses[0], losses[-1], min(losses)
-        if final > initial:
-            return "diverged", f"final loss {final:.3f} above the initial {initial:.3f}"
-        if final > lowest + 0.5:
-            return "diverged", f"final loss {final:.3f} above its minimum {lowest:.3f} + 0.5"
-        if final > 0.95 * initial:
-            return "undertrained", f"final loss {final:.3f} above 0.95 x the initial {initial:.3f}"
-        return "ok", None
+        losses = _means(_floats(self.losses, self.step))
+        return verdict(self.curve, losses, bool(self.protocol.task.metric))
 
     def record(self, status: Status, reason: str | None) -> TrialRecord:
         """The record of whatever happened."""
@@ -414,6 +502,10 @@ class Trial:
             initial_loss=_finite(self.curve[0][2]) if self.curve else None,
             selection_loss=_finite(self.selection_loss),
             report_loss=_finite(self.report_loss),
+            scores=self.scores,
+            score_curve=self.score_curve,
+            adapter=self.adapter,
+            final_sha256=self.final_sha256,
             tokens=tokens,
             steps=steps,
             passes=round(self.passes, 6),
@@ -449,6 +541,7 @@ class Trial:
             return
         self.held_bytes = state_bytes(stepper.optimizers)
         self.state_tensors = sum(t.ndim > 0 for t in state_tensors(stepper.optimizers))
+        self.adapter = dict(getattr(stepper, "adapter", None) or {})
         counts = [opt.refreshes for opt in stepper.optimizers if hasattr(opt, "refreshes")]
         try:
             self.refreshes = sum(map(int, counts)) if counts else None
@@ -478,8 +571,23 @@ def derive_seed_fast(seed: int, step: int) -> int:
 
 
 def _unsupported(spec: OptimizerSpec, protocol: Protocol) -> str | None:
-    if protocol.precision == "bf16" and "bf16" in spec.cannot:
-        return f"{spec.name} declares that it cannot train bf16 weights"
+    """Why a method cannot do what the protocol asks, by its own words; None if it can."""
+    engine = protocol.engine
+    asked = {
+        "bf16": (protocol.precision == "bf16", "train bf16 weights"),
+        "grad_accumulation": (engine.accumulation > 1, "gather gradients over micro-batches"),
+        "distributed": (engine.processes > 1, "share a batch between processes"),
+        "sharding": (
+            engine.processes > 1 and engine.parallel == "fsdp2",
+            "train matrices that are cut up over processes (fsdp2): it needs each whole",
+        ),
+    }
+    for one in trained_by(spec):
+        for word, (wanted, what) in asked.items():
+            if wanted and word in one.cannot:
+                return f"{one.name} declares that it cannot {what}"
+    if spec.tasks and protocol.task.kind not in spec.tasks:
+        return f"{spec.name} is for tasks of kind {', '.join(spec.tasks)}"
     return None
 
 

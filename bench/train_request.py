@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from levelfield.bench.spec import Phase, Protocol, Status, TrialRecord
@@ -32,6 +33,8 @@ class TrialRequest:
     spec_digest: str | None = None
     protocol_digest: str | None = None
     data_digest: str | None = None
+    folder: str | None = None
+    """The run's, for checkpoints and final weights."""
 
     @property
     def key(self) -> str:
@@ -83,3 +86,19 @@ def identity(request: TrialRequest) -> dict[str, Any]:
 def cell_key(phase: str, optimizer: str, trial: int, seed: int) -> str:
     """Name of a trial within its run."""
     return f"{phase}-{optimizer}-{trial}-{seed}"
+
+
+def checkpoint_path(request: TrialRequest) -> Path | None:
+    """Where a trial's checkpoint lies; None if it keeps none."""
+    timed = request.phase in ("timing", "calibrate")
+    if request.folder is None or timed or request.protocol.engine.checkpoint_tokens is None:
+        return None
+    return Path(request.folder) / "checkpoints" / f"{request.key}.pt"
+
+
+def checkpoint_steps(request: TrialRequest) -> int | None:
+    """Steps between two checkpoints; None if there are none."""
+    tokens = request.protocol.engine.checkpoint_tokens
+    if checkpoint_path(request) is None or tokens is None:
+        return None
+    return max(1, tokens // request.protocol.tokens_per_step)

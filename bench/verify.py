@@ -222,14 +222,14 @@ def _methods(run: Run, names: set[str]) -> dict[str, study.Method]:
 
 
 def _check_protocol_and_data(run: Run, protocol: Protocol) -> None:
-    from levelfield.bench import sources
+    from levelfield.bench import tasks
 
     if run.manifest["protocol_digest"] != protocol_digest(protocol):
         raise BenchError(
             "the training loop or the protocol is not what this run was made with",
             f"check out levelfield {run.manifest['levelfield_version']}",
         )
-    now, then = sources.load(protocol.data).digest, run.manifest["data"]["digest"]
+    now, then = tasks.open_task(protocol, "cpu").facts["digest"], run.manifest["data"]["digest"]
     if now != then:
         raise BenchError(
             f"the data of this run has digest {then[:16]}, here it is {now[:16]}",

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
-from levelfield.bench import models, sources, tasks
+from levelfield.bench import models, next_token, sources
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.registry import OPTIMIZERS, PROTOCOLS
 from levelfield.bench.schedules import lr_factor
@@ -48,7 +48,7 @@ def bare_loop(protocol: Protocol) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal done
-        batch = tasks.to_device(order.next(), torch.device("cpu"))
+        batch = next_token.to_device(order.next(), torch.device("cpu"))
         logits = model(input_ids=batch[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(
             logits.reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1)

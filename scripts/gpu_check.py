@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from levelfield.bench import architecture, memory, models, simulate, tasks
+from levelfield.bench import architecture, memory, models, next_token, simulate
 from levelfield.bench.build import build_stepper
 from levelfield.bench.registry import OPTIMIZERS
 from levelfield.bench.stepper import StepBatch
@@ -40,7 +40,7 @@ def step_ms(name: str, load: simulate.Workload, device: torch.device) -> float:
         params = models.parameters(model)
         protocol = load.protocol()
         stepper = build_stepper(spec, protocol, model, params, spec.defaults(), 0)
-        task = tasks.build_task(protocol.task, load.precision, device.type)
+        task = next_token.NextToken(load.precision, device.type)
         times = []
         for step in range(WARM + TIMED):
             tokens = simulate.real_tokens(load)

@@ -27,10 +27,12 @@ from levelfield.bench.spec import (
     BenchError,
     Budget,
     Data,
+    Engine,
     Evaluation,
     Fallback,
     Model,
     Protocol,
+    Published,
     Schedule,
     Task,
     Timing,
@@ -182,6 +184,8 @@ SAME: dict[str, Any] = {
     "margin_nats": 0.5,
     "targets": (0.1,),
     "paired": False,
+    "files": ("data.source=file:x",),
+    "published": (Published(method="lion", value=1.0, unit="perplexity", source="x"),),
     "axis": "tokens",
     "variants": (Variant(name="a", settings=("model.hidden=48",)),),
 }
@@ -193,10 +197,10 @@ SAME_BUDGET = {
     "sweep_seeds": 9,
     "trial_timeout_s": 1.0,
 }
+SAME_ENGINE = {"checkpoint_tokens": 1, "save_final": True}
 OTHER: dict[str, Any] = {
     "name": "other",
     "version": 2,
-    "task": Task(kind="other"),
     "precision": "bf16",
     "clip_norm": None,
     "decay_roles": ("matrix",),
@@ -204,15 +208,49 @@ OTHER: dict[str, Any] = {
     "sizes": (Variant(name="a", settings=("model.hidden=48",)),),
 }
 GROUPS: dict[str, Any] = {
-    "model": Model(family="x", hidden=1, layers=1, heads=1, intermediate=1, tied=True, dropout=0.5),
-    "data": Data(source="x", tokenizer="x", sequence=1, batch=1, packing=False, seed=1),
+    "task": Task(kind="regression", metric="pearson"),
+    "model": Model(
+        family="gpt2",
+        source="x",
+        pretrained=False,
+        hidden=1,
+        layers=1,
+        heads=1,
+        kv_heads=1,
+        head_dim=2,
+        intermediate=1,
+        vocabulary=9,
+        positions=9,
+        tied=True,
+        dropout=0.5,
+    ),
+    "data": Data(
+        source="x",
+        tokenizer="x",
+        heldout="x",
+        examples=1,
+        sequence=1,
+        batch=1,
+        packing=False,
+        seed=1,
+    ),
     "budget": Budget(steps=1, unit="tokens", amount=1.0, memory_gib=1.0),
-    "schedule": Schedule(shape="wsd", warmup=0.5, floor=0.5, decay=0.5),
+    "schedule": Schedule(shape="wsd", warmup=0.5, floor=0.5, decay=0.5, cycles=2),
     "fallback": Fallback(lr=1.0, beta1=0.5, beta2=0.5, eps=1.0, weight_decay=1.0),
     "tuner": Tuner(kind="tpe", factor=2.0, decades=2.0, generation=1, reserve=1, resolution=0.1),
-    "evaluation": Evaluation(every=1, sequences=1),
+    "evaluation": Evaluation(every=1, sequences=1, legacy_batch=1),
     "timing": Timing(windows=1, steps=1),
+    "engine": Engine(
+        accumulation=2,
+        activation_checkpointing=True,
+        compile=True,
+        processes=2,
+        parallel="fsdp2",
+    ),
 }
+
+
+LEFT_OUT = {("budget", name) for name in SAME_BUDGET} | {("engine", name) for name in SAME_ENGINE}
 
 
 def test_every_field_of_a_protocol_is_in_the_digest_or_left_out_on_purpose() -> None:
@@ -229,9 +267,11 @@ def test_texts_do_not_change_a_trial(name: str) -> None:
     assert protocol_digest(changed) == protocol_digest(PROTOCOL)
 
 
-@pytest.mark.parametrize("name", SAME_BUDGET)
-def test_how_many_trials_are_run_does_not_change_a_trial(name: str) -> None:
-    changed = replace(PROTOCOL, budget=replace(PROTOCOL.budget, **{name: SAME_BUDGET[name]}))
+@pytest.mark.parametrize(("group", "name"), sorted(LEFT_OUT))
+def test_how_many_trials_are_run_and_kept_does_not_change_a_trial(group: str, name: str) -> None:
+    value = {**SAME_BUDGET, **SAME_ENGINE}[name]
+    changed = replace(PROTOCOL, **{group: replace(getattr(PROTOCOL, group), **{name: value})})
+    assert changed != PROTOCOL
     assert protocol_digest(changed) == protocol_digest(PROTOCOL)
 
 
@@ -248,7 +288,7 @@ def test_a_field_that_changes_a_trial_changes_the_digest(name: str) -> None:
         (group, f.name)
         for group, other in GROUPS.items()
         for f in fields(other)
-        if f.name not in SAME_BUDGET or group != "budget"
+        if (group, f.name) not in LEFT_OUT
     ],
 )
 def test_a_field_of_a_group_that_changes_a_trial_changes_the_digest(group: str, field: str) -> None:

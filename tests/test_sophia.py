@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from levelfield.bench import models, tasks
+from levelfield.bench import models, next_token
 from levelfield.bench.check import Bench
-from levelfield.bench.spec import BenchError, Model, Task
+from levelfield.bench.spec import BenchError, Model
 from levelfield.bench.stepper import BuildContext, Parameter, StepBatch
 from levelfield.optimizers.sophia import (
     SPEC,
@@ -321,7 +321,7 @@ class Fixed(nn.Module):
 
 
 def sampled(module: nn.Module, tokens: Tensor, seed: int) -> Tensor:
-    task = tasks.build_task(Task(), "fp32", "cpu")
+    task = next_token.NextToken("fp32", "cpu")
     return task.sampled_loss(module, tokens, torch.Generator().manual_seed(seed))
 
 
@@ -351,7 +351,7 @@ def test_labels_of_the_data_play_no_part() -> None:
         loss().backward()  # type: ignore[no-untyped-call]
         return [p.grad.clone() for p in network.parameters() if p.grad is not None]
 
-    task = tasks.build_task(Task(), "fp32", "cpu")
+    task = next_token.NextToken("fp32", "cpu")
     here = torch.get_rng_state()
     drawn = grads(lambda: sampled(network, tokens, 1))
     assert same_bits(drawn, grads(lambda: sampled(network, other, 1)))

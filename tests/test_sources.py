@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from levelfield.bench import documents, manual, sources, tasks
+from levelfield.bench import documents, manual, next_token, sources
 from levelfield.bench.documents import Counts, Text, assemble
 from levelfield.bench.sources import SLICES, BatchOrder, Corpus
-from levelfield.bench.spec import BenchError, Data, Task
+from levelfield.bench.spec import BenchError, Data
 from levelfield.tests import small
 
 DIGEST = "75ee51d7a12822b91ea2d81dc05c65de19fe00f8321212bc8c129d690219b7bd"
@@ -340,7 +340,7 @@ class Table(torch.nn.Module):
 
 
 def test_padding_has_no_loss_and_the_mean_is_over_tokens(rows: Corpus) -> None:
-    task, model = tasks.build_task(Task(), "fp32", "cpu"), Table()
+    task, model = next_token.NextToken("fp32", "cpu"), Table()
     found = rows.sequences("train", 700)
     table = torch.log_softmax(model.table.double(), -1)
     losses = [
@@ -350,38 +350,38 @@ def test_padding_has_no_loss_and_the_mean_is_over_tokens(rows: Corpus) -> None:
     assert len({len(loss) for loss in losses}) > 1
     expected = float(torch.cat(losses).mean())
     cpu = torch.device("cpu")
-    assert task.evaluate(model, found, cpu) == pytest.approx(expected, rel=1e-6)
-    split = [task.evaluate(model, found[:n], cpu) for n in (1, len(found))]
+    assert task.mean_loss(model, found, cpu) == pytest.approx(expected, rel=1e-6)
+    split = [task.mean_loss(model, found[:n], cpu) for n in (1, len(found))]
     assert split[0] == pytest.approx(float(losses[0].mean()), rel=1e-6)
     # Short rows in a forward pass of their own weigh less than the full ones before.
     order = np.argsort((found < 0).sum(axis=1), kind="stable")
-    many = np.concatenate([found[[order[0]] * tasks.EVAL_BATCH], found[[order[-1]]]])
-    parts = [losses[order[0]]] * tasks.EVAL_BATCH + [losses[order[-1]]]
+    many = np.concatenate([found[[order[0]] * next_token.EVAL_BATCH], found[[order[-1]]]])
+    parts = [losses[order[0]]] * next_token.EVAL_BATCH + [losses[order[-1]]]
     assert len(parts[-1]) < 0.9 * len(parts[0])
     by_row = sum(float(part.mean()) for part in parts) / len(parts)
     by_token = float(torch.cat(parts).mean())
-    assert task.evaluate(model, many, cpu) == pytest.approx(by_token, rel=1e-7)
+    assert task.mean_loss(model, many, cpu) == pytest.approx(by_token, rel=1e-7)
     assert by_row != pytest.approx(by_token, rel=1e-6)
-    batch = tasks.to_device(found, cpu)
+    batch = next_token.to_device(found, cpu)
     assert float(task.loss(model, batch)) == pytest.approx(expected, rel=1e-5)
     assert all(int(ids.min()) >= 0 and ids.dtype == torch.int64 for ids in model.seen)
 
 
 def test_labels_are_not_drawn_for_padding(rows: Corpus) -> None:
-    task, model = tasks.build_task(Task(), "fp32", "cpu"), Table()
+    task, model = next_token.NextToken("fp32", "cpu"), Table()
     found = rows.sequences("report", 700)
     short = found[(found < 0).sum(axis=1).argmax()][None]
     real = int((short >= 0).sum())
     assert real < 600
     model.table[0] = 1e4 * torch.eye(256)[7]  # what padding is read as
     drawn = task.sampled_loss(
-        model, tasks.to_device(short, torch.device("cpu")), torch.Generator().manual_seed(0)
+        model, next_token.to_device(short, torch.device("cpu")), torch.Generator().manual_seed(0)
     )
     full = short.copy()
     full[short < 0] = 0
     with_padding = task.sampled_loss(
         model,
-        tasks.to_device(full.astype(np.uint16), torch.device("cpu")),
+        next_token.to_device(full.astype(np.uint16), torch.device("cpu")),
         torch.Generator().manual_seed(0),
     )
     # Padding's own labels are certain here, so that counting them would shrink the mean.
@@ -390,9 +390,9 @@ def test_labels_are_not_drawn_for_padding(rows: Corpus) -> None:
 
 def test_packed_batches_go_the_way_they_went(corpus: Corpus) -> None:
     cpu = torch.device("cpu")
-    batch = tasks.to_device(corpus.sequences("control", 64, 3), cpu)
+    batch = next_token.to_device(corpus.sequences("control", 64, 3), cpu)
     assert batch.dtype == torch.int64
-    task, model = tasks.build_task(Task(), "fp32", "cpu"), Table()
+    task, model = next_token.NextToken("fp32", "cpu"), Table()
     logits = model.table[batch[:, :-1]].reshape(-1, 256)
     plain = torch.nn.functional.cross_entropy(logits, batch[:, 1:].reshape(-1))
     assert torch.equal(task.loss(model, batch), plain)

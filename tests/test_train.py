@@ -18,6 +18,7 @@ from levelfield.bench.schedules import lr_factor
 from levelfield.bench.spec import Model, Protocol, Schedule, TrialRecord
 from levelfield.bench.store import comparable
 from levelfield.bench.train_request import Progress
+from levelfield.bench.verdict import verdict
 from levelfield.tests import small
 
 TOKENS = small.PROTOCOL.tokens_per_step
@@ -147,9 +148,8 @@ def test_a_window_of_the_timing_phase() -> None:
     ],
 )
 def test_verdict(losses: Sequence[float], status: str, reason: str | None) -> None:
-    trial = train.Trial(small.request(small.plugin("odd:PLAIN")), lambda progress: None)
-    trial.curve = [[float(tokens), 0.0, loss] for tokens, loss in enumerate(losses)]
-    found, why = trial._verdict()
+    curve = [[float(tokens), 0.0, loss] for tokens, loss in enumerate(losses)]
+    found, why = verdict(curve, (), False)
     assert found == status
     assert why is None if reason is None else reason in (why or "")
 

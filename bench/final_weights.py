@@ -1,0 +1,54 @@
+"""Final weights that a run keeps: a folder each, as transformers reads one, tokenizer and all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from levelfield.bench.digest import to_plain
+from levelfield.bench.model_source import WEIGHTS
+from levelfield.bench.spec import BenchError
+from levelfield.bench.tasks import Task
+from levelfield.bench.train_request import TrialRequest
+
+ORIGIN = "levelfield.json"
+"""In the folder: what the weights were trained by."""
+
+
+def folder_of(run: Path, request: TrialRequest) -> Path:
+    """Where a final trial's weights go."""
+    return run / WEIGHTS / request.key
+
+
+def save(run: Path, request: TrialRequest, model: nn.Module, task: Task) -> None:
+    """Write the folder whole or not at all.
+
+    Raises:
+        BenchError: a model that transformers cannot write.
+    """
+    writer: Any = getattr(model, "save_pretrained", None)
+    if writer is None:
+        raise BenchError(
+            f"engine.save_final: a {type(model).__name__} has no save_pretrained",
+            "accepted: a model of transformers",
+        )
+    folder = folder_of(run, request)
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    part.mkdir(parents=True, exist_ok=True)
+    writer(str(part))
+    task.write_tokenizer(part)
+    origin = {
+        "run_id": request.run_id,
+        "protocol": request.protocol.name,
+        "method": request.optimizer,
+        "seed": request.seed,
+        "hparams": to_plain(request.hparams),
+    }
+    (part / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    part.replace(folder)

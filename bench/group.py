@@ -1,0 +1,57 @@
+"""The processes that share a trial, as the training loop sees them; most trials have one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+Part = TypeVar("Part")
+
+
+class Group(Protocol):
+    """What the loop needs of it."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def shard(self, model: nn.Module) -> nn.Module:
+        """The model before its parameters are listed: as it is, or with each of them cut up."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """What is called in training; its gradients are means over the group."""
+
+    def own(self, parts: Sequence[tuple[Part, float]]) -> Sequence[tuple[Part, float]]:
+        """This process's parts of a batch. Weights are such that the mean over the group of their
+        weighted sums is the batch's mean."""
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over the group of a 0-dim tensor."""
+
+    def whole(self, state: Any) -> Any:
+        """A tree of tensors with each cut-up tensor put together; on every process."""
+
+
+class Alone:
+    """A trial of one process."""
+
+    rank, size = 0, 1
+
+    def shard(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def own(self, parts: Sequence[tuple[Part, float]]) -> Sequence[tuple[Part, float]]:
+        return parts
+
+    def mean(self, value: Tensor) -> Tensor:
+        return value
+
+    def whole(self, state: Any) -> Any:
+        return state
