@@ -32,6 +32,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+Files = Annotated[
+    bool, typer.Option("--files", help="Read local files below $LEVELFIELD_DATA, as it says how.")
+]
+OwnModel = Annotated[
+    str | None,
+    typer.Option("--model", help="Train this: a folder, FILE.py:FUNCTION, pypi:NAME, a hub id."),
+]
+Left = Annotated[
+    str | None,
+    typer.Option("--from", help="Start from weights that a run kept: RUN:method:seed."),
+]
+Processes = Annotated[
+    int | None, typer.Option("--nproc", help="Processes that share a trial's batch [1].")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print a versioned JSON envelope on stdout.")]
 
 
@@ -211,6 +225,10 @@ def run(
         list[str] | None,
         typer.Option("--set", help="Change a protocol field: budget.trials=12; repeatable."),
     ] = None,
+    files: Files = False,
+    model: OwnModel = None,
+    left: Left = None,
+    nproc: Processes = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of the whole run [0].")] = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", help="Final seeds a method [the protocol's].")
@@ -248,6 +266,10 @@ def run(
             "PROTOCOL": protocol,
             "-o": optimizer,
             "--set": settings,
+            "--files": files or None,
+            "--model": model,
+            "--from": left,
+            "--nproc": nproc,
             "--seed": seed,
             "--seeds": seeds,
             "--device": device,
@@ -276,7 +298,14 @@ def run(
                 raise BenchError("no protocol given", "`levelfield list protocols` names them")
             if rerun_stale:
                 raise BenchError("--rerun-stale goes with --resume")
-            wanted, methods, origin = api.resolve(protocol, optimizer or (), settings or ())
+            asked = api.shortcuts(
+                protocol,
+                settings or (),
+                files=files,
+                model=_one_model(model, left),
+                processes=nproc,
+            )
+            wanted, methods, origin = api.resolve(protocol, optimizer or (), asked)
             if wanted.variants:
                 if tuned_from is not None:
                     raise BenchError("--tuned-from goes with a single protocol, not a family")
@@ -286,7 +315,7 @@ def run(
                             wanted,
                             methods,
                             origin=origin,
-                            settings=settings or (),
+                            settings=asked,
                             seed=seed or 0,
                             seeds=seeds,
                             slots=slots,
@@ -299,7 +328,7 @@ def run(
                 done = api.run(
                     protocol,
                     optimizer or (),
-                    settings=settings or (),
+                    settings=asked,
                     tuned_from=tuned_from,
                     seed=seed or 0,
                     seeds=seeds,
@@ -311,6 +340,12 @@ def run(
         return _finished(done)
 
     emit("run", as_json, work)
+
+
+def _one_model(model: str | None, left: str | None) -> str | None:
+    if model is not None and left is not None:
+        raise BenchError("--model and --from both name a model", "give one of them")
+    return model if left is None else left
 
 
 def _only(given: set[str], allowed: Sequence[str], option: str, conflict: bool) -> None:
@@ -464,6 +499,8 @@ def plan(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Change a protocol field; repeatable.")
     ] = None,
+    files: Files = False,
+    model: OwnModel = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the whole run.")] = 0,
     seeds: Annotated[
         int | None, typer.Option("--seeds", help="Final seeds a method [the protocol's].")
@@ -474,6 +511,10 @@ def plan(
         float | None,
         typer.Option("--tflops", help="Sustained teraFLOP/s of a slot, instead of timing a step."),
     ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", help="Does a trial fit 24GiB, 80GB? repeatable."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Tell what a run would cost: trials, tokens, minutes. Nothing is run."""
@@ -482,13 +523,15 @@ def plan(
         from levelfield.bench import api, family
         from levelfield.bench import plan as planner
 
-        wanted, methods, _ = api.resolve(protocol, optimizer or (), settings or ())
+        asked = api.shortcuts(protocol, settings or (), files=files, model=model)
+        wanted, methods, _ = api.resolve(protocol, optimizer or (), asked)
         # A device that is not here can be planned for if its speed is given.
         count = slots or 1
         if tflops is not None:
-            api.places("cpu", slots, wanted.threads)  # the device itself need not be here
+            # The device itself need not be here.
+            api.places("cpu", slots, wanted.threads, wanted.engine.processes)
         else:
-            _, count = api.places(device, slots, wanted.threads)
+            _, count = api.places(device, slots, wanted.threads, wanted.engine.processes)
         parts = family.members(wanted) if wanted.variants else ((wanted.name, wanted),)
         plans = [
             planner.plan(
@@ -499,6 +542,7 @@ def plan(
                 slots=count,
                 device=device,
                 tflops=tflops,
+                gpus=gpu or (),
             )
             for _, part in parts
         ]

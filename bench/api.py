@@ -7,6 +7,7 @@ from pathlib import Path
 
 from levelfield.bench import study
 from levelfield.bench.campaign import Campaign, Watcher
+from levelfield.bench.launch import grouped
 from levelfield.bench.provenance import cores
 from levelfield.bench.registry import PROTOCOLS
 from levelfield.bench.settings import apply_settings
@@ -77,7 +78,7 @@ def run(
             f"{protocol.name} is a family of {len(protocol.variants)} protocols",
             "levelfield.bench.family.run_family runs it",
         )
-    devices, slots = places(device, slots, protocol.threads)
+    devices, slots = places(device, slots, protocol.threads, protocol.engine.processes)
     writer = study.new_run(
         protocol,
         methods,
@@ -110,6 +111,44 @@ def resolve(
     if not methods:
         raise BenchError(f"protocol {protocol.name} names no methods", "name some with -o")
     return protocol, methods, origin
+
+
+def shortcuts(
+    protocol: str,
+    settings: Sequence[str],
+    *,
+    files: bool = False,
+    model: str | None = None,
+    processes: int | None = None,
+) -> list[str]:
+    """The settings that options of the command stand for, and then those that were given.
+
+    Args:
+        files: the protocol's own settings for local files.
+        model: `model.source`; a path is made absolute, since a run may be resumed elsewhere.
+        processes: `engine.processes`.
+
+    Raises:
+        BenchError: an unknown protocol, or one that names no files.
+    """
+    found: list[str] = []
+    if files:
+        record = PROTOCOLS.load(protocol).value
+        if not record.files:
+            raise BenchError(
+                f"--files: {record.name} names no local files",
+                "accepted: --set data.source=file:PATH",
+            )
+        found += record.files
+    if model is not None:
+        head, colon, rest = model.partition(":")
+        path = Path(head).expanduser()
+        if path.exists():
+            model = f"{path.resolve()}{colon}{rest}"
+        found.append(f"model.source={model}")
+    if processes is not None:
+        found.append(f"engine.processes={processes}")
+    return [*found, *settings]
 
 
 def resume(
@@ -157,7 +196,8 @@ def _reopen(
         added = study.load_methods(optimizers)
         study.check_budget(protocol, manifest["final_seeds"] if seeds is None else seeds)
         wanted = manifest["slots"] if slots is None else slots
-        devices, slots = places(manifest["device"], wanted, protocol.threads)
+        processes = protocol.engine.processes
+        devices, slots = places(manifest["device"], wanted, protocol.threads, processes)
         if rerun_stale:
             study.refresh_methods(writer, methods)
         if added or seeds is not None:
@@ -201,8 +241,15 @@ def _train(
         study.seal(writer)
 
 
-def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...], int]:
+def places(
+    device: str, slots: int | None, threads: int, processes: int = 1
+) -> tuple[tuple[str, ...], int]:
     """The devices that slots run on, and how many slots.
+
+    Args:
+        device, slots: as for `run`.
+        threads: CPU threads a process.
+        processes: of a trial; each takes a GPU of its own.
 
     Raises:
         BenchError: an unknown device, one that is not there, or no slots.
@@ -216,7 +263,7 @@ def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...
     if slots is not None and slots < 1:
         raise BenchError(f"--slots {slots}", "accepted: 1 or more")
     if kind == "cpu":
-        return ("cpu",), slots or max(1, cores() // threads)
+        return ("cpu",), slots or max(1, cores() // (threads * processes))
     from levelfield.bench.execute import cuda_devices
 
     found = cuda_devices()
@@ -224,6 +271,7 @@ def places(device: str, slots: int | None, threads: int) -> tuple[tuple[str, ...
     if not chosen or any(name not in found for name in chosen):
         have = ", ".join(found) or "no CUDA device"
         raise BenchError(f"device {device!r} is not there", f"this machine has {have}; or cpu")
+    chosen = grouped(chosen, processes)
     return chosen, slots or len(chosen)
 
 

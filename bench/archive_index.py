@@ -55,8 +55,8 @@ def settings() -> Mapping[str, str]:
     except subprocess.TimeoutExpired:
         raise BenchError(f"`pip config list` gave no answer in {TIMEOUT_S} s") from None
     if done.returncode != 0 and "No module named pip" not in done.stderr:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise BenchError(f"pip cannot read its settings: {lines[-1]}", "see `pip config debug`")
+        reason = " ".join(done.stderr.split())[:200] or "no message"
+        raise BenchError(f"pip cannot read its settings: {reason}", "see `pip config debug`")
     found: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS}
     for line in done.stdout.splitlines():
         name, _, value = line.partition("=")

@@ -37,6 +37,9 @@ def batches(case: Case) -> Iterator[Finding]:
     # In a step that broke one batch more was drawn than steps were taken.
     counted = [r for r in case.records if r.status in (*WHOLE, "diverged")]
     seen = [r for r in counted if 0 < r.steps <= case.horizon(r.optimizer, r.phase)]
+    if "tokens" not in case.manifest["data"]:  # a task with examples, or with numbers
+        yield from _alike(seen)
+        return
     length = int(case.manifest["data"]["tokens"]["train"])
     wanted: dict[int, set[int]] = {}
     for record in seen:
@@ -54,6 +57,22 @@ def batches(case: Case) -> Iterator[Finding]:
         yield from ruled("batches", fair, unknown=[changed, *wrong])
     else:
         yield from ruled("batches", fair, wrong)
+
+
+def _alike(seen: list[TrialRecord]) -> Iterator[Finding]:
+    """One seed, one order: the batches of every method hash alike after as many steps."""
+    hashes: dict[tuple[int, int], dict[str | None, TrialRecord]] = {}
+    for record in seen:
+        hashes.setdefault((record.seed, record.steps), {})[record.batches_sha256] = record
+    unfair = [
+        f"{label(next(iter(by_hash.values())))} saw other batches than another trial of its seed"
+        for by_hash in hashes.values()
+        if len(by_hash) > 1
+    ]
+    unfair += [f"{label(r)} does not tell its batches" for r in seen if r.batches_sha256 is None]
+    yield from ruled(
+        "batches", f"one order for each of {len({s for s, _ in hashes})} seeds", unfair
+    )
 
 
 def _drawn(case: Case, length: int, seed: int, steps: set[int]) -> Mapping[int, str]:

@@ -70,10 +70,11 @@ def trained_by(spec: OptimizerSpec) -> tuple[OptimizerSpec, ...]:
 
 
 def inner_hparams(inner: OptimizerSpec, hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of the method under an adapter: its own defaults, and whatever the
-    adapter names alike."""
+    """The hyper-parameters of the method under an adapter: its own defaults, whatever the adapter
+    names alike, and the rate of the head, which any method's groups have."""
     defaults = inner.defaults()
-    return {**defaults, **{name: hparams[name] for name in defaults if name in hparams}}
+    named = (*defaults, "embed_multiplier")
+    return {**defaults, **{name: hparams[name] for name in named if name in hparams}}
 
 
 def adapt(

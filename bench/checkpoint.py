@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch.serialization import default_restore_location
 
 from levelfield.bench.digest import sha256, to_plain
 from levelfield.bench.train_request import TrialRequest, checkpoint_path
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 FORMAT = 1
 READINGS = (
     *("curve", "score_curve", "wall_s", "timed_steps", "passes", "peaks", "missing", "series"),
-    *("held", "best", "step"),
+    *("held", "best", "step", "_fired", "_sampled_at"),
 )
 """Attributes of a trial that hold what it measured."""
 COUNTED = ("refreshes", "series")
-"""Attributes of an optimizer that its state_dict may leave out."""
+"""Attributes of an optimizer that its state_dict may leave out; as properties they follow from what
+is in it."""
 
 
 def identity(request: TrialRequest) -> str:
@@ -45,11 +46,11 @@ def save(trial: Trial, path: Path) -> None:
     group = trial.group
     state = {
         "identity": identity(trial.request),
-        "weights": group.whole([param.tensor.detach() for param in trial.params]),
-        "buffers": group.whole(list(trial.model.buffers())),
-        "stepper": group.whole(trial.stepper.state_dict()),
+        "weights": group.pack([param.tensor.detach() for param in trial.params]),
+        "buffers": group.pack(list(trial.model.buffers())),
+        "stepper": group.pack(trial.stepper.state_dict()),
         "counted": [
-            {name: getattr(opt, name) for name in COUNTED if hasattr(opt, name)}
+            {name: vars(opt)[name] for name in COUNTED if name in vars(opt)}
             for opt in trial.stepper.optimizers
         ],
         "losses": trial.losses,
@@ -71,10 +72,21 @@ def save(trial: Trial, path: Path) -> None:
 def load(request: TrialRequest, device: torch.device) -> Mapping[str, Any] | None:
     """The checkpoint of a trial, or None if there is none that it can go on from."""
     path = checkpoint_path(request)
-    if path is None or not path.is_file():
+    if path is None:
         return None
+    for part in path.parent.glob(f"{path.stem}.*.part"):  # of a process that was killed
+        part.unlink(missing_ok=True)
+    if not path.is_file():
+        return None
+
+    def place(storage: Any, location: str) -> Any:
+        """What was on the CPU stays there: the states of generators, step counters."""
+        if location == "cpu":
+            return storage
+        return default_restore_location(storage, str(device))
+
     try:
-        state: Mapping[str, Any] = torch.load(path, map_location=device, weights_only=False)
+        state: Mapping[str, Any] = torch.load(path, map_location=place, weights_only=False)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError):
         return None  # torn: the trial begins again
     return state if state.get("identity") == identity(request) else None
@@ -82,12 +94,13 @@ def load(request: TrialRequest, device: torch.device) -> Mapping[str, Any] | Non
 
 def restore(trial: Trial, state: Mapping[str, Any]) -> None:
     """Put a trial that was set up where its checkpoint left it."""
+    unpack = trial.group.unpack
     with torch.no_grad():
-        for param, value in zip(trial.params, state["weights"], strict=True):
-            _put(param.tensor, value)
-        for buffer, value in zip(trial.model.buffers(), state["buffers"], strict=True):
+        for param, value in zip(trial.params, unpack(state["weights"]), strict=True):
+            param.tensor.copy_(value)
+        for buffer, value in zip(trial.model.buffers(), unpack(state["buffers"]), strict=True):
             buffer.copy_(value)
-    trial.stepper.load_state_dict(state["stepper"])
+    trial.stepper.load_state_dict(unpack(state["stepper"]))
     for optimizer, counted in zip(trial.stepper.optimizers, state["counted"], strict=True):
         for name, value in counted.items():
             setattr(optimizer, name, value)
@@ -98,12 +111,3 @@ def restore(trial: Trial, state: Mapping[str, Any]) -> None:
     random.setstate(state["random"][0])
     np.random.set_state(state["random"][1])
     trial.order.skip(trial.step)
-
-
-def _put(tensor: Tensor, value: Tensor) -> None:
-    """Copy into a tensor, which may be cut up over the processes of a group."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if isinstance(tensor, DTensor):
-        value = distribute_tensor(value, tensor.device_mesh, tensor.placements)
-    tensor.copy_(value)

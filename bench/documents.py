@@ -28,6 +28,9 @@ MOST_CHARACTERS = 1_000_000
 FOLDER = "LEVELFIELD_DATA"
 """Environment variable: the folder under which relative paths are looked for second."""
 
+UNKNOWN = "unknown: yours to know"
+"""The licence of a file of one's own."""
+
 _LINE_ENDS = re.compile(r"\r\n?")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
@@ -49,7 +52,7 @@ class Source:
     """Texts one by one, and what is known about them."""
 
     texts: Iterable[Text]
-    licence: str = "unknown: yours to know"
+    licence: str = UNKNOWN
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -57,7 +57,8 @@ def records(document: Any) -> Unfolded:
 
 
 def _squad(document: Any) -> Unfolded:
-    """data > paragraphs > qas, of SQuAD 1.1 and 2.0."""
+    """data > paragraphs > qas, of SQuAD 1.1 and 2.0; a title that all share is no group."""
+    alone = len(document["data"]) == 1
     for a, article in enumerate(document["data"]):
         for p, paragraph in enumerate(article["paragraphs"]):
             for q, item in enumerate(paragraph["qas"]):
@@ -67,7 +68,7 @@ def _squad(document: Any) -> Unfolded:
                         "question": item["question"],
                         "context": paragraph["context"],
                         "answers": item.get("answers", []),
-                        "title": article.get("title", ""),
+                        "title": "" if alone else article.get("title", ""),
                     },
                 )
 

@@ -137,7 +137,7 @@ class LocalExecutor:
             message = run.results.recv()
         except (EOFError, OSError):
             run.process.join(GRACE_S)
-            yield self._end(run, *_death(run.process.exitcode))
+            yield self._end(run, *death(run.process.exitcode))
             return
         if isinstance(message, TrialRecord):
             self._release(run)
@@ -188,7 +188,7 @@ def _start_server() -> None:
         forkserver.ensure_running()
 
 
-def _death(code: int | None) -> tuple[Status, str]:
+def death(code: int | None) -> tuple[Status, str]:
     """Status and reason of a process that ended without a record."""
     if code is None or code >= 0:
         return "error", f"the trial's process ended with exit code {code} and no record"

@@ -87,7 +87,7 @@ def run_family(
         check_schedule(part)
         study.check_budget(part, finals)
         fitting.check_sizes(part)
-    api.places(device, slots, protocol.threads)
+    api.places(device, slots, protocol.threads, protocol.engine.processes)
     created = datetime.now(UTC)
     tag = sha256([protocol.name, created.isoformat()])[:6]
     name = f"{created:%Y%m%dT%H%M%SZ}-{protocol.name}-{tag}"
@@ -171,7 +171,8 @@ def _finish(
 ) -> Family:
     data = _read(path)
     wanted = data["slots"] if slots is None else slots
-    devices, slots = api.places(data["device"], wanted, protocol.threads)
+    processes = protocol.engine.processes
+    devices, slots = api.places(data["device"], wanted, protocol.threads, processes)
     for name, part in members(protocol):
         if watcher is not None:
             watcher.note(f"{protocol.name}: {name}")

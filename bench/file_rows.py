@@ -74,9 +74,7 @@ def files(given: str, suffixes: Mapping[str, str], found: Mapping[str, str]) -> 
     if not path.is_dir():
         kind(path, suffixes, found)
         return [path]
-    inside = sorted(
-        item for item in path.rglob("*") if item.is_file() and suffix(item) in suffixes
-    )
+    inside = sorted(item for item in path.rglob("*") if item.is_file() and suffix(item) in suffixes)
     if not inside:
         raise BenchError(f"{given} holds no text", f"accepted: files in {', '.join(suffixes)}")
     return inside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,13 @@ def folder_of(run: Path, request: TrialRequest) -> Path:
     return run / WEIGHTS / request.key
 
 
-def save(run: Path, request: TrialRequest, model: nn.Module, task: Task) -> None:
+def save(
+    run: Path, request: TrialRequest, model: nn.Module, weights: Mapping[str, Any], task: Task
+) -> None:
     """Write the folder whole or not at all.
+
+    Args:
+        weights: the state dict of `model`, whose own may be cut up over processes.
 
     Raises:
         BenchError: a model that transformers cannot write.
@@ -40,7 +46,7 @@ def save(run: Path, request: TrialRequest, model: nn.Module, task: Task) -> None
     folder = folder_of(run, request)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     part.mkdir(parents=True, exist_ok=True)
-    writer(str(part))
+    writer(str(part), state_dict=weights)
     task.write_tokenizer(part)
     origin = {
         "run_id": request.run_id,

@@ -20,6 +20,11 @@ PR_SET_PDEATHSIG = 1
 def end_with_parent() -> None:
     """Have this process killed when its parent ends, and leave without taking modules down."""
     atexit.register(os._exit, 0)
+    killed_with_parent()
+
+
+def killed_with_parent() -> None:
+    """Have this process killed when the thread that started it ends; on Linux alone."""
     with contextlib.suppress(OSError, AttributeError):  # no prctl: the fork server ends later
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -18,6 +18,14 @@ class Group(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def tracked(self) -> bool:
+        """Whether the storages behind the model's tensors can be followed (memory accounting)."""
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """What a trial of such a group does not measure, and why."""
 
     def shard(self, model: nn.Module) -> nn.Module:
         """The model before its parameters are listed: as it is, or with each of them cut up."""
@@ -35,11 +43,19 @@ class Group(Protocol):
     def whole(self, state: Any) -> Any:
         """A tree of tensors with each cut-up tensor put together; on every process."""
 
+    def pack(self, state: Any) -> Any:
+        """A tree of tensors as it is written to a file, cut-up tensors whole; on every process."""
+
+    def unpack(self, state: Any) -> Any:
+        """What `pack` gave, cut up as it was."""
+
 
 class Alone:
     """A trial of one process."""
 
     rank, size = 0, 1
+    tracked = True
+    missing: Mapping[str, str] = {}
 
     def shard(self, model: nn.Module) -> nn.Module:
         return model
@@ -54,4 +70,10 @@ class Alone:
         return value
 
     def whole(self, state: Any) -> Any:
+        return state
+
+    def pack(self, state: Any) -> Any:
+        return state
+
+    def unpack(self, state: Any) -> Any:
         return state

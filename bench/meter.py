@@ -416,7 +416,9 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:
-        yield from plain_tensors(getattr(tensor, name))
+        inside = getattr(tensor, name)
+        if isinstance(inside, Tensor):  # a DTensor also names the mesh that it is cut up over
+            yield from plain_tensors(inside)
 
 
 def storage_key(tensor: Tensor) -> int:

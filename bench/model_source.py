@@ -1,4 +1,4 @@
-"""Models that are not built from a protocol's sizes: folders, packages, the hub, files of one's own.
+"""Models that no protocol gives the sizes of: folders, packages, the hub, files of one's own.
 
 A source gives an architecture and, unless it is asked for that alone, weights. What a task puts on
 top (a head over labels, over spans) is always freshly initialised from the trial's seed, the same
@@ -34,6 +34,7 @@ HEADS: Mapping[str, str] = {
     "extractive_qa": "AutoModelForQuestionAnswering",
     "generative_qa": "AutoModelForCausalLM",
     "multiple_choice": "AutoModelForCausalLM",
+    "scored_choice": "AutoModelForMultipleChoice",
 }
 """Kind of task -> the class of transformers that has its head."""
 
@@ -113,15 +114,12 @@ def load_model(
         BenchError: no such model, or an architecture without such a head.
     """
     where, local = located(config.source)
-    with quiet_imports():
-        import transformers
-
-        auto: Any = getattr(transformers, HEADS[kind])
+    auto = _auto(kind)
     made = config_of(config.source)
     for name, value in (settings or {}).items():
         setattr(made, name, value)
     made.use_cache = False
-    if type(made) not in auto._model_mapping:
+    if not has_head(made, kind):
         raise BenchError(
             f"a {made.model_type} model has no head for {kind}",
             f"accepted: an architecture that transformers' {HEADS[kind]} knows",
@@ -129,7 +127,7 @@ def load_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            with _quiet_loading():
+            with quiet_imports(), _quiet_loading():
                 if config.pretrained:
                     model: nn.Module = auto.from_pretrained(
                         where, config=made, local_files_only=local, dtype=torch.float32
@@ -139,6 +137,39 @@ def load_model(
         except Exception as error:
             raise _told(error, config.source, local) from error
     return model
+
+
+def headed(
+    build: Callable[[], nn.Module], kind: str, seed: int, settings: Mapping[str, Any]
+) -> nn.Module:
+    """The architecture of a language model, freshly initialised, with another head.
+
+    Args:
+        build: makes the language model; called for its config alone.
+        kind: of head.
+        seed: of the weights.
+        settings: of the transformers config.
+    """
+    with torch.device("meta"):
+        made: Any = build().config
+    for name, value in settings.items():
+        setattr(made, name, value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: nn.Module = _auto(kind).from_config(made)
+    return model
+
+
+def has_head(config: Any, kind: str) -> bool:
+    """Whether transformers has the head of a kind for an architecture."""
+    return type(config) in _auto(kind)._model_mapping
+
+
+def _auto(kind: str) -> Any:
+    with quiet_imports():
+        import transformers
+
+        return getattr(transformers, HEADS[kind])
 
 
 def _told(error: Exception, source: str, local: bool) -> BenchError:

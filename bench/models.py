@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from levelfield.bench import model_source
 from levelfield.bench.digest import did_you_mean
@@ -228,11 +228,17 @@ def _attention_heads(model: nn.Module) -> dict[str, int]:
     return {"q_proj": heads, "k_proj": shared, "v_proj": shared}
 
 
-def weights_sha256(params: tuple[Parameter, ...]) -> str:
-    """Digest of names, shapes and values, in order; independent of the device."""
+def weights_sha256(
+    params: tuple[Parameter, ...], whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> str:
+    """Digest of names, shapes and values, in order; independent of the device.
+
+    Args:
+        whole: puts a tensor together that is cut up over processes.
+    """
     digest = hashlib.sha256()
     for param in params:
-        value = param.tensor.detach().to("cpu", torch.float32).contiguous()
+        value = whole(param.tensor.detach()).to("cpu", torch.float32).contiguous()
         digest.update(f"{param.info.name} {param.info.shape}".encode())
         digest.update(value.numpy().tobytes())
     return digest.hexdigest()

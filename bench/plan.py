@@ -1,21 +1,28 @@
-"""What a run would cost, before it is started: trials, tokens, operations, minutes."""
+"""What a run would cost, before it is started: trials, tokens, operations, memory, hours."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from levelfield.bench import horizons
 from levelfield.bench.fitting import check_sizes
 from levelfield.bench.schedules import check_schedule
-from levelfield.bench.spec import BenchError, Protocol
+from levelfield.bench.spec import BenchError, ParamInfo, Protocol
 from levelfield.bench.study import Method, check_budget, final_seed, tune_seed
 
+GIB = 2**30
 TRIED_STEPS = 6
 """Steps behind a time: the first ones warm up and are left out."""
+MOST_TIMED_FLOPS = 1e13
+"""Operations of a step up to which a CPU is asked to take some: a minute or so each."""
+PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0}
+"""Dense bfloat16 operations a second of NVIDIA's data sheets, for device hours nobody measured."""
+UTILISATION = 0.4
+"""Share of that which training is taken to reach."""
 START_S = 0.3
 """Start and end of a trial's process, as measured with a warm fork server."""
 
@@ -32,6 +39,13 @@ class Estimate:
     step_s: float | None
     source: str
     """How `step_s` was found."""
+    state_bytes: int
+    """Optimizer state of a trial, by the method's claim."""
+    peak_bytes: int | None = None
+    """Simulated peak of a trial on one device; None: not asked for, or not known."""
+    peak_reason: str = ""
+    fits: tuple[tuple[str, bool | None], ...] = ()
+    """Device sizes asked for, and whether a trial fits."""
 
     @property
     def device_s(self) -> float | None:
@@ -50,12 +64,14 @@ def plan(
     slots: int,
     device: str,
     tflops: float | None = None,
+    gpus: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The whole plan as data; nothing is trained beyond a few steps to time one.
 
     Args:
         protocol, methods, seed, final_seeds, slots, device: as for a run.
         tflops: sustained teraFLOP/s of a slot; then nothing is timed and no model is built.
+        gpus: sizes of devices, such as `24GiB`: does a trial fit?
 
     Raises:
         BenchError: a protocol that cannot work.
@@ -69,6 +85,8 @@ def plan(
     rows = [
         _estimate(protocol, method, final_seeds, parameters, device, tflops) for method in methods
     ]
+    if gpus or any(row.step_s is None for row in rows):
+        rows = list(_with_memory(protocol, methods, rows, device, gpus))
     spent = [row.device_s for row in rows]
     total_s = None if None in spent else sum(s for s in spent if s is not None)
     return {
@@ -95,6 +113,11 @@ def plan(
                 "step_s": row.step_s,
                 "source": row.source,
                 "device_s": row.device_s,
+                "assumed_device_h": {name: row.flops / rate / 3600 for name, rate in RATES.items()},
+                "state_bytes": row.state_bytes,
+                "peak_bytes": row.peak_bytes,
+                "peak_reason": row.peak_reason or None,
+                "fits": dict(row.fits),
             }
             for row in rows
         ],
@@ -105,9 +128,60 @@ def plan(
     }
 
 
+RATES = {name: 1e12 * peak * UTILISATION for name, peak in PEAK_TFLOPS.items()}
+
+
+def _with_memory(
+    protocol: Protocol,
+    methods: Sequence[Method],
+    rows: Sequence[Estimate],
+    device: str,
+    gpus: Sequence[str],
+) -> Iterator[Estimate]:
+    """The same with the simulated peak of a trial on one device."""
+    from levelfield.bench import architecture, memory, simulate, tasks
+    from levelfield.bench.shapes import Shape
+
+    sizes = [(text, memory.capacity(text)) for text in gpus]
+    if protocol.task.kind != "causal_lm" or protocol.model.source:
+        for row in rows:
+            yield replace(row, peak_reason="only language models of a family are simulated")
+        return
+    vocabulary = tasks.open_task(protocol, "cpu").vocabulary
+    shape = Shape(name=protocol.name, model=protocol.model, vocabulary=vocabulary)
+    engine = protocol.engine
+    load = simulate.Workload(
+        architecture=architecture.of_shape(shape),
+        batch=max(1, protocol.data.batch // (engine.accumulation * engine.processes)),
+        sequence=protocol.data.sequence,
+        accumulation=min(2, engine.accumulation),  # no further pass takes more
+        precision=protocol.precision,
+        checkpointing=engine.activation_checkpointing,
+        target="cpu" if device == "cpu" and all(row.step_s for row in rows) else "cuda",
+    )
+    simulator = simulate.Simulator(load, simulate.build_meta(load))
+    for method, row in zip(methods, rows, strict=True):
+        reasons: dict[str, str] = {}
+        seen = memory.simulate(method.spec, simulator, reasons)
+        peak = None if seen is None else seen.total
+        yield replace(
+            row,
+            peak_bytes=peak,
+            peak_reason="; ".join(reasons.values()),
+            fits=tuple(
+                (text, None if peak is None else peak + memory.margin(peak) <= size)
+                for text, size in sizes
+            ),
+        )
+
+
 def count_parameters(protocol: Protocol) -> int:
     """Trainable parameters of the model, from the shapes alone: no memory is taken, and no data is
     read where the protocol says how many rows the embedding has."""
+    return sum(info.numel for info in _infos(protocol))
+
+
+def _infos(protocol: Protocol) -> tuple[ParamInfo, ...]:
     import torch
 
     from levelfield.bench import models, tasks
@@ -115,11 +189,11 @@ def count_parameters(protocol: Protocol) -> int:
     task = tasks.open_task(protocol, "cpu")
     with torch.device("meta"):
         if protocol.task.kind == "causal_lm":
-            length = protocol.data.sequence
-            model = models.build_model(protocol.model, task.vocabulary, length, 0)
+            shape, length = replace(protocol.model, pretrained=False), protocol.data.sequence
+            model = models.build_model(shape, task.vocabulary, length, 0)
         else:
             model = task.build_model(0)
-    return sum(param.info.numel for param in models.parameters(model))
+    return tuple(param.info for param in models.parameters(model))
 
 
 def _estimate(
@@ -130,6 +204,7 @@ def _estimate(
     device: str,
     tflops: float | None,
 ) -> Estimate:
+    from levelfield.bench.build import claimed_state_bytes
     from levelfield.bench.train_request import UNTIMED_STEPS
 
     budget, timing = protocol.budget, protocol.timing
@@ -155,7 +230,16 @@ def _estimate(
         flops=flops_a_step * steps,
         step_s=step_s,
         source=source,
+        state_bytes=claimed_state_bytes(
+            method.spec, protocol, _stored(protocol), method.spec.defaults(), 1.0
+        ),
     )
+
+
+def _stored(protocol: Protocol) -> tuple[ParamInfo, ...]:
+    """The parameters in the dtype that they are trained in."""
+    dtype = "bfloat16" if protocol.precision == "bf16" else "float32"
+    return tuple(replace(info, dtype=dtype) for info in _infos(protocol))
 
 
 def _timed(
@@ -171,6 +255,9 @@ def _timed(
     memory = memory_bytes()
     if memory is not None and parameters * 16 > memory / 2:
         return None, "the model does not fit here: give --tflops"
+    flops = 6.0 * parameters * protocol.tokens_per_step * method.spec.passes
+    if device == "cpu" and flops > MOST_TIMED_FLOPS:
+        return None, "a step is too long for this CPU: give --tflops"
     request = TrialRequest(
         run_id="plan",
         phase="timing",
@@ -205,16 +292,20 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"seeds: tuning {_spread(found['seeds']['tune'])}, "
         f"finals {_spread(found['seeds']['final'])}",
         "",
-        f"{'method':<16}{'trials':>7}{'tokens':>14}{'FLOPs':>11}{'ms a step':>11}{'slot time':>13}",
+        f"{'method':<16}{'trials':>7}{'tokens':>18}{'FLOPs':>11}{'ms a step':>11}{'slot time':>13}"
+        f"{'state GiB':>11}",
     ]
     for row in found["methods"]:
         step = f"{1e3 * row['step_s']:.1f}" if row["step_s"] is not None else "-"
         spent = duration(row["device_s"]) if row["device_s"] is not None else "-"
         shown.append(
-            f"{row['method']:<16}{row['trials']:>7}{row['tokens']:>14,}{row['flops']:>11.2e}"
-            f"{step:>11}{spent:>13}  {row['source']}"
+            f"{row['method']:<16}{row['trials']:>7}{row['tokens']:>18,}{row['flops']:>11.2e}"
+            f"{step:>11}{spent:>13}{row['state_bytes'] / GIB:>11.3f}  {row['source']}"
         )
-    wall = "unknown" if found["wall_s"] is None else duration(found["wall_s"])
+    shown += _memory_lines(found)
+    about = "how long it takes here is not known"
+    if found["wall_s"] is not None:
+        about = f"about {duration(found['wall_s'])} on {found['slots']} slot(s)"
     if found["memory_gib"] is not None:
         shown.append(
             f"counted with the protocol's own model; in {found['memory_gib']:g} GiB each method "
@@ -223,9 +314,32 @@ def lines(found: dict[str, Any]) -> list[str]:
     shown += [
         "",
         f"in all {found['trials']} trials, {found['tokens']:,} tokens, {found['flops']:.2e} FLOPs; "
-        f"about {wall} on {found['slots']} slot(s)",
+        f"{about}",
         "evaluation and report come on top; nothing was run",
     ]
+    return shown
+
+
+def _memory_lines(found: dict[str, Any]) -> list[str]:
+    """What a trial takes on one device, and the hours that its operations would take."""
+    rows = [row for row in found["methods"] if row["peak_bytes"] or row["peak_reason"]]
+    if not rows:
+        return []
+    sizes = list(rows[0]["fits"])
+    heads = "".join(f"{'on ' + name + ' h':>13}" for name in RATES)
+    shown = ["", f"{'method':<16}{'peak GiB':>10}{heads}" + "".join(f"{s:>10}" for s in sizes)]
+    words = {True: "fits", False: "no", None: "?"}
+    for row in rows:
+        peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / GIB:.2f}"
+        hours = "".join(f"{row['assumed_device_h'][name]:>13,.1f}" for name in RATES)
+        fits = "".join(f"{words[row['fits'][size]]:>10}" for size in sizes)
+        shown.append(
+            f"{row['method']:<16}{peak:>10}{hours}{fits}  {row['peak_reason'] or ''}".rstrip()
+        )
+    shown.append(
+        f"peak: simulated, one device, a micro-batch a pass. Hours: the whole plan at "
+        f"{UTILISATION:.0%} of the data sheet's bfloat16 rate, an assumption; --tflops takes yours"
+    )
     return shown
 
 

@@ -130,9 +130,11 @@ class Registry(Generic[T]):
         if ".py" in reference:
             return self._from_file(reference)
         entries = self.entries()
-        if reference not in entries:
+        # Names are those of files, with underscores; papers and people write dashes.
+        found = entries.get(reference) or entries.get(reference.replace("-", "_"))
+        if found is None:
             raise BenchError(f"unknown {self.kind} {reference!r}", did_you_mean(reference, entries))
-        return self._from_entry(entries[reference])
+        return self._from_entry(found)
 
     def _from_entry(self, entry: Entry) -> Loaded[T]:
         module_name, _, attribute = entry.target.partition(":")

@@ -41,8 +41,9 @@ STATUS_MEANING: Mapping[str, str] = {
 BROKEN: frozenset[str] = frozenset({"oom", "timeout", "killed", "error"})
 """Statuses that say something broke. A diverged learning rate is a result, not a breakage."""
 
-Precision = Literal["fp32", "bf16", "fp32+bf16"]
-"""`fp32`, `bf16` (weights and all arithmetic), `fp32+bf16` (fp32 weights, bf16 autocast)."""
+Precision = Literal["fp32", "bf16", "fp32+bf16", "fp64"]
+"""`fp32`, `bf16` (weights and all arithmetic), `fp32+bf16` (fp32 weights, bf16 autocast); `fp64`
+where errors are followed down to rounding."""
 
 
 class BenchError(Exception):
@@ -148,8 +149,9 @@ class OptimizerSpec:
     switches: Callable[[Mapping[str, Any], int], tuple[int, ...]] = _no_switches
     """Steps at which something changes inside: every one is crossed by a round-trip test."""
     cannot: tuple[str, ...] = ()
-    """Of `grad_accumulation`, `sharding`, `clipping`, `closure`, `bf16`, `separate_groups`, and of
-    the parameters and gradients `scalar`, `vector`, `empty`, `strided`, `zero_gradients`: told as
+    """Of `grad_accumulation`, `distributed` (share a batch between processes), `sharding` (hold a
+    share of each parameter), `clipping`, `closure`, `bf16`, `separate_groups`, and of the
+    parameters and gradients `scalar`, `vector`, `empty`, `strided`, `zero_gradients`: told as
     `unsupported`, never tried."""
     requires: tuple[str, ...] = ()
     """Importable modules that may be missing; then the method is unavailable, with the reason."""
@@ -242,6 +244,9 @@ class Task:
     """The score that methods are tuned and ranked by, of those that the task computes; the record
     then holds points of error, 100 x (1 - score), where a language model has nats a token. Empty:
     the loss itself."""
+    shots: int = 0
+    """Solved examples put before every question of multiple choice: the first of the training
+    slice, of the question's own group where that has any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,6 +293,9 @@ class Data:
     carved from `source`."""
     examples: int | None = None
     """Most training examples of a task with labels; None: all."""
+    heldout_examples: int | None = None
+    """Most examples each of the control, selection and report slice of such a task, spread evenly
+    over it; None: all."""
     sequence: int = 64
     """Tokens a sequence; examples with labels are cut to it."""
     batch: int = 16

@@ -215,7 +215,7 @@ class GradientStepper:
     def clip(self) -> Tensor:
         """Clip to `clip_norm` if there is one; returns the norm before clipping."""
         grads = [param.grad for param in self._parameters if param.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
+        norm = gathered(torch.nn.utils.get_total_norm(grads))
         if self.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.clip_norm, norm)
         return norm
@@ -258,6 +258,13 @@ def merge_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         one = merged.setdefault(key, {"params": [], "lr": key[0], "weight_decay": key[1]})
         one["params"] += group["params"]
     return list(merged.values())
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """A tensor that is cut up over processes (fsdp2) put together, on each of them; any other as it
+    is. Wanted before the host reads a value."""
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
 
 
 def set_lr(group: dict[str, Any], lr: float) -> None:

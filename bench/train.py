@@ -50,6 +50,8 @@ from levelfield.bench.verdict import verdict
 
 ACCOUNTED_STEPS = 2
 """Steps under the storage tracker: the first allocates the state, the second has it."""
+DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}
+"""Of the weights, by the protocol's precision; float32 for all others."""
 MAX_POINTS = 400
 """Most points of a per-step series in a record."""
 
@@ -80,6 +82,14 @@ def run_trial(
     except Exception as error:
         status, reason = _failure(error)
     return trial.record(status, reason)
+
+
+def why_unsupported(request: TrialRequest) -> str | None:
+    """Why a method cannot do what its protocol asks; None if it can, or does not load."""
+    try:
+        return _unsupported(load_spec(request.reference).value, request.protocol)
+    except BenchError:
+        return None
 
 
 def _failure(error: Exception) -> tuple[Status, str]:
@@ -167,7 +177,7 @@ class Trial:
         if request.data_digest not in (None, self.task.facts["digest"]):
             raise BenchError("the data changed while the run was under way", "start a new run")
         self.engine = protocol.engine
-        dtype = torch.bfloat16 if protocol.precision == "bf16" else torch.float32
+        dtype = DTYPES.get(protocol.precision, torch.float32)
         model = self.task.build_model(derive_seed("weights", request.seed))
         model = adapt(self.spec, protocol, model, request.hparams, request.seed)
         if self.engine.activation_checkpointing:
@@ -177,7 +187,7 @@ class Trial:
         infos = tuple(param.info for param in self.params)
         self.facts = {
             "parameters": sum(info.numel for info in infos),
-            "weights_sha256": models.weights_sha256(self.params),
+            "weights_sha256": models.weights_sha256(self.params, self.group.whole),
             "claimed_state_bytes": claimed_state_bytes(
                 self.spec, protocol, infos, request.hparams, 1.0
             ),
@@ -193,6 +203,7 @@ class Trial:
         self.losses = torch.full((steps,), math.nan, device=self.device)
         self.norms = torch.full((steps,), math.nan, device=self.device)
         self.meter = build_meter(self.device)
+        self.missing |= self.group.missing
 
     def lr_scale(self, step: int) -> float:
         """The factor of a step; a method with its own schedule gets 1 throughout."""
@@ -227,7 +238,7 @@ class Trial:
         self.passes += batch.passes
         self.losses[step] = self.group.mean(result.loss)
         if result.grad_norm is not None:
-            self.norms[step] = result.grad_norm
+            self.norms[step] = self.group.whole(result.grad_norm)
         self.step = step + 1
 
     def _reseed(self, seed: int) -> None:
@@ -247,7 +258,7 @@ class Trial:
             if self.step < ACCOUNTED_STEPS and self.engine.compile:
                 self._first_calls()
                 continue
-            if self.step < ACCOUNTED_STEPS:
+            if self.step < ACCOUNTED_STEPS and self.group.tracked:
                 with accounting.account(self.params, self.model, self.stepper, self.peaks) as phase:
                     self.one_step(phase)
                 self.check_loss()
@@ -356,7 +367,7 @@ class Trial:
         with self.stepper.evaluating():
             reading = self._read("selection", limit)
             control = self._control_loss() if self.stepper.observes else None
-            if self.protocol.task.metric:
+            if self.protocol.task.metric and math.isfinite(reading.loss):
                 self._keep_score(reading)
         loss = reading.loss
         self.curve.append([self.step * self.protocol.tokens_per_step, trained_s, loss])
@@ -402,7 +413,7 @@ class Trial:
     def _final_reading(self, name: str) -> float:
         """The objective on a whole slice; its scores are kept."""
         reading = self._read(name, None)
-        if reading.scores:
+        if reading.scores and math.isfinite(reading.loss):
             self.scores[name] = {**reading.scores, "cross_entropy": reading.loss}
         return tasks.objective(self.protocol, reading)
 
@@ -410,9 +421,11 @@ class Trial:
         """Keep the final weights in the run's folder, where the protocol asks for it."""
         if not self.engine.save_final or self.request.folder is None:
             return
-        self.final_sha256 = models.weights_sha256(self.params)
+        self.final_sha256 = models.weights_sha256(self.params, self.group.whole)
+        weights = self.group.whole(self.model.state_dict())
         if self.group.rank == 0:
-            final_weights.save(Path(self.request.folder), self.request, self.model, self.task)
+            folder = Path(self.request.folder)
+            final_weights.save(folder, self.request, self.model, weights, self.task)
 
     def _timing(self) -> None:
         """One window of steps after the untimed ones; no evaluation, no accounting. A controller
@@ -480,7 +493,7 @@ class Trial:
             self.sample_held()
             self.peaks = {**self.peaks, **meter.peaks()}
             missing |= meter.reasons()
-            joules = meter.joules()
+            joules = None if "joules" in self.missing else meter.joules()
         step_s = self.wall_s["step"] or 0.0
         timed = self.timed_steps * self.protocol.tokens_per_step
         finished = status in ("ok", "undertrained", "diverged")

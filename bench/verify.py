@@ -111,7 +111,8 @@ def prepare(run: Run, *, sample: int = 3, seed: int = 0, slots: int | None = Non
     _check_libraries(run)
     methods = _methods(run, {record.optimizer for record in drawn})
     _check_protocol_and_data(run, protocol)
-    devices, slots = api.places(manifest["device"], slots, protocol.threads)
+    processes = protocol.engine.processes
+    devices, slots = api.places(manifest["device"], slots, protocol.threads, processes)
     exact, how = _comparison(run)
     requests = tuple(_request(run, protocol, methods[r.optimizer], r) for r in drawn)
     return Verification(tuple(drawn), count, exact, how, requests, devices, slots)

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from torch.optim.optimizer import ParamsT
 
 from levelfield.bench.spec import ParamInfo
-from levelfield.bench.stepper import BuildContext
+from levelfield.bench.stepper import BuildContext, gathered
 from levelfield.optimizers._claims import owners
 from levelfield.optimizers._ops import adam_direction_hf, decay_, descend_, moments_
 
@@ -127,7 +127,7 @@ class Residuals:
     def take(self, clock: int, norms: list[Tensor] | None) -> None:
         """Keep ||R||, ||G||, ||R||, ... of a step."""
         if norms:
-            self._unread.append((clock, _ratio(norms[::2], norms[1::2])))
+            self._unread.append((clock, gathered(_ratio(norms[::2], norms[1::2]))))
 
     def read(self) -> list[list[float]]:
         """[step, value] so far; waits for the device, so never within a step."""

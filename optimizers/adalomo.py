@@ -194,5 +194,5 @@ SPEC = OptimizerSpec(
         "clip": "none",
     },
     state_bytes=state_bytes,
-    cannot=("grad_accumulation",),
+    cannot=("grad_accumulation", "distributed"),
 )

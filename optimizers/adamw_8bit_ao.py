@@ -75,4 +75,5 @@ SPEC = OptimizerSpec(
         lambda info, hparams: moment_bytes(info, hparams, 8), lambda info: info.itemsize
     ),
     refreshes="steps with moments kept in 8 bits",
+    cannot=("sharding",),
 )

@@ -96,5 +96,5 @@ SPEC = OptimizerSpec(
     fixed={"weight_decay": 0.0, "clip": "two_pass"},
     state_bytes=state_bytes,
     passes=2.0,
-    cannot=("grad_accumulation",),
+    cannot=("grad_accumulation", "distributed"),
 )

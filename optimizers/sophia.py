@@ -299,4 +299,5 @@ SPEC = OptimizerSpec(
     passes=1.1,
     refreshes="estimates of the Hessian's diagonal",
     switches=hessian_steps,
+    cannot=("distributed",),  # labels are drawn for the batch as a whole, from one generator
 )

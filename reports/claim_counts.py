@@ -20,7 +20,6 @@ from levelfield.reports.claim_parts import (
     COUNTED,
     RANKS,
     SAVED,
-    Absent,
     Finding,
     Part,
     Unit,
@@ -43,14 +42,14 @@ from levelfield.reports.claim_tests import (
     saved,
     subject,
 )
-from levelfield.reports.text import clean, fixed
+from levelfield.reports.text import bytes_text, clean, fixed
 from levelfield.reports.view import Method, View
 
 if TYPE_CHECKING:
     from levelfield.reports.claims import Claim
 
 GB = Unit(" GB", 2, lambda size: size / 1e9)
-PLANNER = "`levelfield memory --published` computes it"
+PLANNER = "levelfield memory --published computes it"
 
 
 # --- bytes ------------------------------------------------------------------------------------
@@ -68,19 +67,19 @@ def _bytes(method: Method, kinds: tuple[str, ...]) -> float | Missing:
 
 def state_part(claim: Claim, view: View) -> Part | Missing:
     """Log of the other's bytes over the method's own; equal bytes hold."""
-    mine, theirs = (_bytes(method, claim.counts) for method in pair(claim, view))
-    for held in (mine, theirs):
-        if isinstance(held, Missing):
-            return held
-        if held <= 0:
-            return Missing("a method without any such bytes: no share to tell")
-    words = f"{' + '.join(claim.counts)} saved"
-    return counted(words, math.log(float(theirs) / float(mine)), SAVED)
+    held = [_bytes(method, claim.counts) for method in pair(claim, view)]
+    gone = next((value for value in held if isinstance(value, Missing)), None)
+    if gone is not None:
+        return gone
+    mine, theirs = (value for value in held if not isinstance(value, Missing))
+    if mine <= 0 or theirs <= 0:
+        return Missing("a method without any such bytes: no share to tell")
+    return counted(f"{' + '.join(claim.counts)} saved", math.log(theirs / mine), SAVED)
 
 
 def better_at_no_more_state(claim: Claim, view: View) -> Finding:
     """A better loss, with no more optimizer state than the other."""
-    return evidence(loss_part(claim, view, claim.size), state_part(claim, view))
+    return evidence(loss_part(claim, view, claim.size), state_part(claim, view), note=claim.note)
 
 
 def at_size(claim: Claim, view: View) -> bool:
@@ -91,7 +90,8 @@ def at_size(claim: Claim, view: View) -> bool:
 
 
 def _size_of(view: View) -> str:
-    return f"h={view.setting('model', 'hidden')}, {view.setting('model', 'layers')} layers"
+    hidden, layers = (view.setting("model", name) for name in ("hidden", "layers"))
+    return f"this run's model (h = {hidden}, {layers} layers)"
 
 
 def saves_at_size(claim: Claim, view: View) -> Finding:
@@ -102,9 +102,7 @@ def saves_at_size(claim: Claim, view: View) -> Finding:
     assert claim.at is not None
     if not at_size(claim, view):
         share = SAVED.text(part.effect)
-        return Withheld(
-            f"a figure of {claim.at.name}; {_size_of(view)} save {share} here; {PLANNER}"
-        )
+        return Withheld(f"a figure of {claim.at.name}; {_size_of(view)} shows {share}; {PLANNER}")
     least = -math.log1p(-(claim.least if claim.least is not None else claim.size or 0.0))
     return evidence(counted(part.words, part.effect, SAVED, size=saved(claim), least=least))
 
@@ -149,7 +147,7 @@ def frees_at_size(claim: Claim, view: View) -> Finding:
     freed = min(first - last for first, last in held)
     if not at_size(claim, view):
         return Withheld(
-            f"a figure of {claim.at.name}; {_size_of(view)} free {freed / 1e6:.3g} MB; {PLANNER}"
+            f"a figure of {claim.at.name}; {_size_of(view)} frees {bytes_text(freed)}; {PLANNER}"
         )
     least = claim.least if claim.least is not None else claim.size
     return evidence(counted("freed", freed, GB, size=claim.size, least=least or 0.0))
@@ -165,9 +163,10 @@ def state_of_parameters(claim: Claim, view: View) -> Finding:
     if isinstance(state, Missing) or isinstance(own, Missing):
         return Withheld("no state or no parameters were recorded")
     total = state / own * claim.at.parameters
-    note = f"{fixed(state / own, 2)} bytes a parameter in {view.setting('precision')}"
+    each = f"{fixed(state / own, 2)} bytes each of {claim.at.name} in {view.setting('precision')}"
     least = claim.least if claim.least is not None else claim.size
-    return evidence(counted("state", total, GB, size=claim.size, least=least or 0.0), note=note)
+    return evidence(counted("state", total, GB, size=claim.size, least=least or 0.0),
+                    note=f"{each}; {claim.note}")  # fmt: skip
 
 
 def bounded_series(claim: Claim, view: View) -> Finding:
@@ -235,4 +234,4 @@ def ranks_gather(claim: Claim, view: View) -> Finding:
 
 def not_recorded(claim: Claim, view: View) -> Finding:
     """A claim that no record of a run can speak of."""
-    return Absent(claim.note)
+    return Withheld(claim.note)

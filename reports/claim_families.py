@@ -121,7 +121,7 @@ def no_single_winner(claim: Claim, view: View) -> Finding:
     """
     ranked = view.contenders
     if len(ranked) < 3:
-        return Withheld(f"{len(ranked)} ranked methods: at least three are needed")
+        return Absent(f"{len(ranked)} of the three ranked methods that it takes")
     unbeaten = [m for m in ranked if not any(_beats(view, other, m) for other in ranked)]
     winner = next(
         (m for m in unbeaten

@@ -243,9 +243,9 @@ def within(
             chance = power.tost(0.0, se, df, margin, alpha=alpha).power or 0.0
         else:
             chance = float(nct.sf(t.ppf(1 - alpha, df), df, margin / se))
-        kind = f"± {unit.text(margin)[1:]}" if sides == "both" else f"{unit.text(-margin)}"
-        words = f"shows equal methods to lie within {kind} with power {fixed(chance, 2)}"
-        return Power(chance >= POWER, words)
+        much = f"{fixed(unit.scale(margin), unit.digits)}{unit.name}"
+        shown = f"lie within ± {much}" if sides == "both" else f"be no more than {much} worse"
+        return Power(chance >= POWER, f"shows equals to {shown} with power {fixed(chance, 2)}")
 
     return Part(
         words=words,

@@ -514,13 +514,13 @@ def _speedup_grid(family: FamilyLike) -> Table:
 
 
 def _draw(family: FamilyLike, name: str, title: str, label: str, read: Any) -> str | None:
-    """Lines over the axis, one a method; None if nothing is there."""
+    """Lines over the axis, one a method; None if nothing is there, or no axis: one place."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for point in points(family):
         value = read(point)
         if value is not None:
             lines.setdefault(point.method, []).append((point.x, value))
-    if not lines:
+    if not lines or (not family.data["protocol"].get("axis") and len(_places(lines)) < 2):
         return None
     with style():
         figure = canvas(560, 360)
@@ -540,10 +540,14 @@ def _draw(family: FamilyLike, name: str, title: str, label: str, read: Any) -> s
         if name == "difference":
             axes.axhline(0, color=INK, lw=1)
         axes.set_xscale("log")
-        marks = sorted({x for line in lines.values() for x, _ in line})
+        marks = _places(lines)
         axes.set_xticks(marks, [big(mark) for mark in marks])
         axes.set_xticks([], minor=True)
         axes.set(
             xlabel=label, ylabel="ratio" if name in ("time", "speedup_inside") else "nats a token"
         )
         return export(figure, name, title, title)
+
+
+def _places(lines: Mapping[str, Sequence[tuple[float, float]]]) -> list[float]:
+    return sorted({x for line in lines.values() for x, _ in line})

@@ -38,7 +38,8 @@ def subline(view: View) -> str:
     """The same from the reference's side; empty where there is nothing to say."""
     reference = view.method(view.baseline)
     if not view.ranked:
-        return f"{START[0].upper()}{START[1:]}."
+        language = view.setting("task", "kind", default="causal_lm") == "causal_lm"
+        return f"{START[0].upper()}{START[1:]}." if language else ""
     if reference is None or reference.rank is None:
         return ""
     won: list[Method] = []

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,14 @@ def pytest_unconfigure() -> None:
 def root() -> Path:
     """The checkout."""
     return Path(__file__).parent.parent
+
+
+@pytest.fixture
+def start(tmp_path: Path, root: Path) -> Iterator[Callable[..., object]]:
+    """Starts runs in processes of their own: a `Coordinator` each."""
+    from levelfield.tests.coordinator import starting
+
+    yield from starting(tmp_path, root)
 
 
 @pytest.fixture(autouse=True)

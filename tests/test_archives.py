@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import http.server
 import io
 import json
+import multiprocessing
+import os
 import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from levelfield.bench import archives, documents, sources
+from levelfield.bench import (
+    archive_index,
+    archive_table,
+    archive_unpack,
+    archives,
+    documents,
+    sources,
+)
 from levelfield.bench.archives import Archive
 from levelfield.bench.spec import BenchError, Data
 
@@ -54,7 +63,7 @@ def archive(data: bytes, **fields: object) -> Archive:
         members=r"pack/data/\d+\.txt",
         count=len(FILES),
         licence="none",
-        read=archives._plain,
+        read=archive_table.plain,
     )
     return replace(made, **fields)  # type: ignore[arg-type]
 
@@ -77,19 +86,19 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     def serve(*given: bytes) -> list[str]:
         log: list[str] = []
 
-        def download(wanted: Archive, folder: Path) -> None:
-            (folder / wanted.file).write_bytes(given[min(len(log), len(given) - 1)])
-            log.append(wanted.file)
+        def fetch(package: str, file: str, part: Path) -> None:
+            part.write_bytes(given[min(len(log), len(given) - 1)])
+            log.append(file)
 
-        monkeypatch.setattr(archives, "download", download)
+        monkeypatch.setattr(archive_index, "fetch", fetch)
         return log
 
     return serve
 
 
 def kept(home: Path) -> list[str]:
-    """All files in the cache."""
-    return sorted(p.name for p in home.rglob("*") if p.is_file())
+    """All files in the cache but the lock."""
+    return sorted(p.name for p in home.rglob("*") if p.is_file() and p.name != ".lock")
 
 
 def told(wanted: Archive, *words: str) -> None:
@@ -121,6 +130,76 @@ def test_a_tar_file_is_opened_alike(index: Callable[..., list[str]]) -> None:
     index(data)
     folder = archives.extracted(archive(data, file="pack-1.0.tar.gz"))
     assert len(list(folder.rglob("*.txt"))) == len(FILES)
+
+
+def test_an_archive_within_an_archive(home: Path, index: Callable[..., list[str]]) -> None:
+    inner = sdist({**FILES, "pack/other.txt": b"not wanted"})
+    data = sdist({"pack-1.0/more/inner.tar.gz": inner, "pack-1.0/setup.py": b"boom\n"})
+    index(data)
+    wanted = archive(data, file="pack-1.0.tar.gz", inside=r"pack-1\.0/more/inner\.tar\.gz")
+    folder = archives.extracted(wanted)
+    inside = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
+    assert inside == FILES
+    assert not [name for name in kept(home) if "inner" in name]
+    told(replace(wanted, inside=r"pack-1\.0/none\.tar\.gz"), "holds 0 members", "1 are expected")
+    spoilt = sdist({"pack-1.0/more/inner.tar.gz": inner[:300]})
+    index(spoilt)
+    sha = hashlib.sha256(spoilt).hexdigest()
+    told(replace(wanted, sha256=sha), "inner.tar.gz cannot be unpacked")
+
+
+def test_a_member_of_an_inner_archive_that_points_outside_is_refused(
+    home: Path, index: Callable[..., list[str]]
+) -> None:
+    inner = sdist({**FILES, "pack/data/../../../../x.txt": b"escaped"})
+    data = sdist({"inner.tar.gz": inner})
+    index(data)
+    told(archive(data, inside=r"inner\.tar\.gz"), "points outside")
+    assert kept(home) == ["pack-1.0-py3-none-any.whl"]
+
+
+def test_a_model_is_a_folder_and_no_text(
+    index: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = wheel({**FILES, **OTHERS})
+    index(data)
+    model = archive(data, holds="model", root="pack/data", read=None)
+    table = {"one": archive(data), "two": model}
+    monkeypatch.setattr(archives, "ARCHIVES", table)
+    assert archives.folder("two") == archives.extracted(model) / "pack" / "data"
+    assert (archives.folder("two") / "000.txt").is_file()
+    with pytest.raises(BenchError, match=r"pypi:two holds a model, not text.*pypi:one"):
+        sources.load(Data(source="pypi:two"))
+    with pytest.raises(BenchError, match=r"pypi:one holds text to learn from, not a model.*:two"):
+        archives.folder("one")
+    with pytest.raises(BenchError, match=r"unknown archive 'tow'.*did you mean pypi:two"):
+        archives.folder("tow")
+
+
+def _extract(wanted: Archive, data: bytes, place: str) -> None:
+    os.environ["XDG_CACHE_HOME"] = place
+    archive_index.fetch = lambda package, file, part: part.open("ab").write(data)  # type: ignore
+    archives.extracted(wanted)
+
+
+def test_two_processes_at_once_do_it_once(home: Path) -> None:
+    data = wheel(FILES)
+    wanted = archive(data, read=None)
+    context = multiprocessing.get_context("fork")
+    place = str(home / "cache")
+    both = [context.Process(target=_extract, args=(wanted, data, place)) for _ in range(3)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    # Appended to by two, the download would have another sha256.
+    assert [process.exitcode for process in both] == [0, 0, 0]
+    assert len(kept(home)) == 1 + len(FILES)
+
+
+def test_a_cache_that_cannot_be_written_is_told(home: Path) -> None:
+    (home / "cache").write_text("a file")
+    told(archive(b"x"), "cannot write", "XDG_CACHE_HOME")
 
 
 def test_a_file_in_the_data_folder_needs_no_network(
@@ -176,7 +255,7 @@ def test_another_sha256_is_refused_and_nothing_stays(
     assert kept(home) == []
 
 
-def test_half_a_download_is_refused_and_the_next_try_works(
+def test_half_a_file_is_refused_and_the_next_try_works(
     home: Path, index: Callable[..., list[str]]
 ) -> None:
     data = wheel(FILES)
@@ -248,7 +327,7 @@ def test_a_bomb_is_not_unpacked(
 ) -> None:
     data = wheel(FILES)
     index(data)
-    monkeypatch.setattr(archives, "MOST_BYTES", 1000)
+    monkeypatch.setattr(archive_unpack, "MOST_BYTES", 1000)
     told(archive(data), "unpacks to more than 1,000 bytes")
     assert kept(home) == ["pack-1.0-py3-none-any.whl"]
 
@@ -258,53 +337,233 @@ def test_an_unknown_name_is_told() -> None:
         sources.load(Data(source="pypi:bcc"))
 
 
-# --- pip, against an index on this machine ------------------------------------------------------
+# --- an index on this machine -------------------------------------------------------------------
+
+
+@dataclass
+class Index:
+    """A stand-in for the Python index, on the loopback."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    form: str = "json"
+    """Of its pages: json or html."""
+    broken: list[int] = field(default_factory=list)
+    """After how many bytes each transfer breaks off, in turn; then none does."""
+    ranges: bool = True
+    """Whether it knows how to go on from a place."""
+    login: str = ""
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    """(path, range)."""
+    logins: list[str | None] = field(default_factory=list)
+
+    def page(self) -> tuple[str, bytes]:
+        if self.form == "json":
+            files = [{"filename": name, "url": f"../../f/{name}"} for name in self.files]
+            answer = {"meta": {"api-version": "1.1"}, "name": "pack", "files": files}
+            return "application/vnd.pypi.simple.v1+json", json.dumps(answer).encode()
+        if self.form == "html":
+            links = [f'<a href="/f/{name}#sha256=00">{name}</a><br/>' for name in self.files]
+            return "text/html", f"<!DOCTYPE html><html>{''.join(links)}</html>".encode()
+        return "application/vnd.pypi.simple.v1+json", b'{"message": "not an index"}'
 
 
 @pytest.fixture
-def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An index in a folder, served on the loopback; pip knows no other."""
-    folder = home / "served"
-    (folder / "simple" / "pack").mkdir(parents=True)
+def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """pip's settings name this index and no other."""
+    served = Index()
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
+    class Answer(http.server.BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    serving = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Quiet, directory=str(folder))
-    )
-    thread = threading.Thread(target=serving.serve_forever)
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            served.asked.append((self.path, asked))
+            served.logins.append(self.headers.get("Authorization"))
+            login = base64.b64encode(served.login.encode()).decode()
+            if served.login and self.headers.get("Authorization") != f"Basic {login}":
+                return self.send_error(401)
+            if self.path == "/simple/pack-age/":
+                return self.give(200, *served.page())
+            data = served.files.get(self.path.removeprefix("/f/"))
+            if data is None:
+                return self.send_error(404)
+            start = int(asked[6:-1]) if asked and served.ranges else 0
+            if start and start >= len(data):
+                return self.send_error(416)
+            part = f"bytes {start}-{len(data) - 1}/{len(data)}" if start else ""
+            stop = served.broken.pop(0) if served.broken else None
+            self.give(206 if start else 200, "application/zip", data[start:], part, stop)
+
+        def give(
+            self, code: int, kind: str, data: bytes, part: str = "", stop: int | None = None
+        ) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            if part:
+                self.send_header("Content-Range", part)
+            self.end_headers()
+            self.wfile.write(data[:stop])
+
+    serving = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
     thread.start()
-    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONSTRAINT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{serving.server_port}/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    yield folder / "simple" / "pack"
+    served.url = f"http://127.0.0.1:{serving.server_port}/simple"
+    monkeypatch.setattr(archive_index, "settings", lambda: {"index-url": served.url})
+    yield served
     serving.shutdown()
     thread.join()
     serving.server_close()
 
 
-def test_pip_brings_the_file_and_runs_none_of_it(server: Path) -> None:
-    about = {
-        "pack-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: pack\nVersion: 1.0\n"
-        b"Requires-Dist: nothing-of-this-name\n",
-        "pack-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
-        b"Tag: py3-none-any\n",
-        "pack-1.0.dist-info/RECORD": b"",
-    }
-    data = wheel({**FILES, **OTHERS, **about})
-    wanted = archive(data)
-    (server / wanted.file).write_bytes(data)
-    (server / "index.html").write_text(f'<a href="{wanted.file}">{wanted.file}</a>')
+def wanted_of(served: Index, data: bytes, file: str = "pack-1.0-py3-none-any.whl") -> Archive:
+    served.files[file] = data
+    return archive(data, package="Pack_.age", file=file)
+
+
+@pytest.mark.parametrize("form", ["json", "html"])
+@pytest.mark.parametrize(
+    ("file", "pack"), [("pack-1.0-py3-none-any.whl", wheel), ("pack-1.0.tar.gz", sdist)]
+)
+def test_wheels_and_source_distributions_are_fetched_alike(
+    server: Index, form: str, file: str, pack: Callable[[Mapping[str, bytes]], bytes]
+) -> None:
+    server.form = form
+    server.files["pack-0.9.tar.gz"] = b"another"
+    wanted = wanted_of(server, pack({**FILES, **OTHERS}), file)
     assert len(list(archives.extracted(wanted).rglob("*.txt"))) == len(FILES)
+    assert [path for path, _ in server.asked] == ["/simple/pack-age/", f"/f/{file}"]
 
 
-def test_what_pip_says_is_told_in_a_line(server: Path) -> None:
-    (server / "index.html").write_text("<p>nothing</p>")
-    told(archive(b"x"), "pack 1.0 cannot be downloaded: ERROR:", f"${documents.FOLDER}")
+def test_a_transfer_that_breaks_off_goes_on_where_it_ended(server: Index, home: Path) -> None:
+    wanted = wanted_of(server, data := wheel(FILES))
+    server.broken = [1000, 2000]
+    assert archives.extracted(wanted).is_dir()
+    assert [begin for _, begin in server.asked[1:]] == [None, "bytes=1000-", "bytes=3000-"]
+    assert not [name for name in kept(home) if name.endswith(".part")]
+    assert len(data) > 3000
+
+
+def test_a_server_that_cannot_go_on_begins_again(server: Index) -> None:
+    wanted = wanted_of(server, wheel(FILES))
+    server.broken, server.ranges = [1000, 2000], False
+    assert archives.extracted(wanted).is_dir()
+    assert len(server.asked) == 4
+
+
+def test_what_came_is_kept_for_the_next_try(server: Index, home: Path) -> None:
+    wanted = wanted_of(server, data := wheel(FILES))
+    server.broken = [100, 100, 100]
+    rest = f"{len(data) - 200:,} bytes; 300 bytes came, the next try goes on"
+    told(wanted, "Pack_.age 1.0 cannot be downloaded: broke off after 100 of", rest)
+    assert kept(home) == [f"{wanted.file}.part"]
+    server.asked.clear()
+    assert archives.extracted(wanted).is_dir()
+    assert [begin for _, begin in server.asked[1:]] == ["bytes=300-"]
+
+
+def test_a_whole_part_or_a_spoilt_one_is_no_obstacle(server: Index, home: Path) -> None:
+    wanted = wanted_of(server, data := wheel(FILES))
+    part = home / "cache" / "levelfield" / "archives" / f"{wanted.file}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(data + b"more")
+    told(wanted, "has sha256", "nothing of it was used; try again")
+    assert kept(home) == []
+    part.write_bytes(data)
+    assert archives.extracted(wanted).is_dir()
+
+
+def test_another_file_of_that_name_is_refused(server: Index, home: Path) -> None:
+    wanted = wanted_of(server, wheel(FILES))
+    server.files[wanted.file] = wheel({})
+    told(wanted, "has sha256", wanted.sha256[:16], "nothing of it was used")
+    assert kept(home) == []
+    assert len(server.asked) == 2
+
+
+def test_what_an_index_does_not_have_is_told(server: Index) -> None:
+    wanted = wanted_of(server, wheel(FILES))
+    words = ("cannot be downloaded: the index gave no", wanted.file, f"${documents.FOLDER}")
+    told(replace(wanted, package="other"), *words)
+    server.files.clear()
+    told(wanted, *words)
+    server.form = "other"
+    told(wanted, "cannot be downloaded: 127.0.0.1:", "not the answer of an index")
+
+
+def test_a_page_that_names_a_file_that_is_not_there_is_told(server: Index) -> None:
+    wanted = wanted_of(server, b"")
+    server.files = {wanted.file + "x": b""}
+    server.form = "html"
+    page = server.page()[1].replace(b"whlx", b"whl")
+    server.page = lambda: ("text/html", page)  # type: ignore[method-assign]
+    told(wanted, "cannot be downloaded: HTTP 404")
+
+
+def test_no_network_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = {"index-url": "http://127.0.0.1:9/simple"}
+    monkeypatch.setattr(archive_index, "settings", lambda: dead)
+    told(archive(b"x"), "pack 1.0 cannot be downloaded: 127.0.0.1:9:", "refused", "network")
+    monkeypatch.setattr(archive_index, "settings", lambda: {"no-index": "1"})
+    told(archive(b"x"), "pip is told to use no index", f"${documents.FOLDER}")
+    assert kept(home) == []
+
+
+def test_a_second_index_is_asked_with_its_login(
+    server: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = wanted_of(server, wheel(FILES))
+    server.login = "me:p@ss"
+    mine = server.url.replace("//", "//me:p%40ss@")
+    both = {"index-url": server.url.replace("simple", "none"), "extra-index-url": f"\n{mine}"}
+    monkeypatch.setattr(archive_index, "settings", lambda: both)
+    assert archives.extracted(wanted).is_dir()
+    assert [path[:6] for path, _ in server.asked] == ["/none/", "/simpl", "/f/pac"]
+    told(replace(wanted, package="other", sha256="0" * 64), "HTTP 401")
+
+
+def test_a_login_is_not_given_to_another_host(
+    server: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = wanted_of(server, wheel(FILES))
+    away = server.url.replace("127.0.0.1", "localhost").replace("simple", f"f/{wanted.file}")
+    page = f'<base href="/x/"><a href="{away}">{wanted.file}</a>'.encode()
+    server.page = lambda: ("text/html", page)  # type: ignore[method-assign]
+    mine = server.url.replace("//", "//me:secret@")
+    monkeypatch.setattr(archive_index, "settings", lambda: {"index-url": mine})
+    assert archives.extracted(wanted).is_dir()
+    assert [login is not None for login in server.logins] == [True, False]
+
+
+def test_a_password_is_never_told(server: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = server.url.replace("//", "//me:secret@")
+    server.login = "another"
+    monkeypatch.setattr(archive_index, "settings", lambda: {"index-url": mine})
+    with pytest.raises(BenchError, match="HTTP 401") as caught:
+        archives.extracted(archive(b"x"))
+    assert "secret" not in str(caught.value)
+
+
+def test_the_settings_are_those_of_pip(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("INDEX_URL", "EXTRA_INDEX_URL", "NO_INDEX", "CERT", "CONFIG_FILE")
+    for name in names:
+        monkeypatch.delenv(f"PIP_{name}", raising=False)
+    config = home / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = http://one/simple\nextra-index-url =\n  http://a\n  http://b\n"
+        "[download]\nindex-url = http://two/simple\n[install]\nindex-url = http://three/simple\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    found = archive_index.settings()
+    assert found["index-url"] == "http://two/simple"
+    assert found["extra-index-url"].split() == ["http://a", "http://b"]
+    monkeypatch.setenv("PIP_INDEX_URL", "http://four/simple")
+    assert archive_index.settings()["index-url"] == "http://four/simple"
+    config.write_text("[global\nindex-url")
+    with pytest.raises(BenchError, match=r"pip cannot read its settings: \w"):
+        archive_index.settings()
 
 
 # --- readers ------------------------------------------------------------------------------------
@@ -312,7 +571,9 @@ def test_what_pip_says_is_told_in_a_line(server: Path) -> None:
 
 def test_readers_of_the_pinned_archives(tmp_path: Path) -> None:
     def texts(name: str) -> list[str]:
-        return [item.text for item in archives.ARCHIVES[name].read(tmp_path)]
+        read = archives.ARCHIVES[name].read
+        assert read is not None
+        return [item.text for item in read(tmp_path)]
 
     (tmp_path / "a.txt").write_bytes("£1".encode("latin-1"))
     (tmp_path / "b.txt").write_bytes("£2".encode())
@@ -326,3 +587,6 @@ def test_readers_of_the_pinned_archives(tmp_path: Path) -> None:
     for wanted in archives.ARCHIVES.values():
         assert len(wanted.sha256) == 64
         assert wanted.version in wanted.file
+        assert (wanted.holds == "text") == (wanted.read is not None)
+        assert (wanted.holds == "examples") == bool(wanted.layout)
+        assert (wanted.holds == "model") == bool(wanted.root)

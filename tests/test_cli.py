@@ -35,12 +35,13 @@ COMMANDS = {
     "new": ["KIND", "NAME", "--json"],
     "plan": [
         *["PROTOCOL", "-o", "--optimizer", "--set", "--seed", "--seeds", "--slots", "--device"],
-        *["--tflops", "--json"],
+        *["--tflops", "--gpu", "--files", "--model", "--json"],
     ],
     "report": ["PATH", "--json"],
     "run": [
         *["PROTOCOL", "-o", "--optimizer", "--set", "--seed", "--seeds", "--slots", "--device"],
         *["--out", "--resume", "--into", "--tuned-from", "--rerun-stale", "--json"],
+        *["--files", "--model", "--from", "--nproc"],
     ],
     "show": ["NAME", "--json"],
     "verify": ["PATH", "--sample", "--seed", "--slots", "--json"],

@@ -30,7 +30,7 @@ OURS: dict[str, tuple[str, ...]] = {
     "cli.py": ("levelfield", "levelfield.bench", "levelfield.reports"),
     "bench": ("levelfield.bench",),
     "optimizers": (BENCH + "spec", BENCH + "space", BENCH + "stepper", "levelfield.optimizers._"),
-    "protocols": (BENCH + "spec",),
+    "protocols": (BENCH + "spec", "levelfield.protocols._"),
     "reports": (
         "levelfield.reports",
         *(BENCH + part for part in ("spec", "metrics", "stats", "store", "registry", "audit")),

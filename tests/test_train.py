@@ -17,6 +17,7 @@ from levelfield.bench.digest import canonical_json, derive_seed
 from levelfield.bench.schedules import lr_factor
 from levelfield.bench.spec import Model, Protocol, Schedule, TrialRecord
 from levelfield.bench.store import comparable
+from levelfield.bench.tasks import Reading
 from levelfield.bench.train_request import Progress
 from levelfield.bench.verdict import verdict
 from levelfield.tests import small
@@ -262,13 +263,13 @@ def test_a_method_that_does_not_observe_costs_no_control_evaluation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[str] = []
-    loss_on = train.Trial._loss_on
+    kept = train.Trial._read
 
-    def watched(self: train.Trial, name: str, limit: int | None) -> float:
+    def watched(self: train.Trial, name: str, limit: int | None) -> Reading:
         read.append(name)
-        return loss_on(self, name, limit)
+        return kept(self, name, limit)
 
-    monkeypatch.setattr(train.Trial, "_loss_on", watched)
+    monkeypatch.setattr(train.Trial, "_read", watched)
     assert small.train(small.plugin("odd:TWO_PASSES")).refreshes is None
     assert set(read) == {"selection"}
 
