@@ -39,6 +39,8 @@ class Archive:
     """How examples are laid out in them."""
     root: str = ""
     """The folder among them that is the model's."""
+    note: str = ""
+    """What a reader of results should know."""
 
 
 def plain(folder: Path) -> Iterator[Text]:
@@ -70,7 +72,7 @@ def _codes(folder: Path) -> Iterator[Text]:
             yield from documents.pieces(f"{path.name}:{number}", text)
 
 
-def _task(members: str, count: int, layout: str, licence: str) -> Archive:
+def _task(members: str, count: int, layout: str, licence: str, note: str = "") -> Archive:
     """Files of one task of BIG-bench, a source distribution of 358 MB."""
     return Archive(
         package="bigbench",
@@ -82,6 +84,7 @@ def _task(members: str, count: int, layout: str, licence: str) -> Archive:
         licence=f"package Apache-2.0; {licence}",
         holds="examples",
         layout=layout,
+        note=note,
     )
 
 
@@ -131,11 +134,16 @@ ARCHIVES: Mapping[str, Archive] = {
         licence="package MIT; sentences of film reviews (Pang and Lee), for research",
         holds="examples",
         layout="vader",
+        note="732 of the 872 sentences of SST-2's dev set are among these, in other spelling: "
+        "never train on one and test on the other",
     ),
     "vitaminc": _task(
         r"vitaminc_fact_verification/task\.json", 1, "vitaminc", "VitaminC, CC BY-SA 3.0"
     ),
-    "squad-dev": _task(r"squad_shifts/squaddev_v1\.1\.json", 1, "squad", _SQUAD),
+    "squad-dev": _task(
+        *(r"squad_shifts/squaddev_v1\.1\.json", 1, "squad", _SQUAD),
+        note="XQuAD's questions are among these",
+    ),
     "squad-wiki": _task(r"squad_shifts/new_wiki_v1\.0\.json", 1, "squad", _SHIFTS),
     "squad-nyt": _task(r"squad_shifts/nyt_v1\.0\.json", 1, "squad", _SHIFTS),
     "squad-reddit": _task(r"squad_shifts/reddit_v1\.0\.json", 1, "squad", _SHIFTS),

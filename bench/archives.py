@@ -52,7 +52,8 @@ def folder(name: str) -> Path:
 
 def of(archive: Archive) -> dict[str, str]:
     """Where something came from, for a manifest."""
-    return {"archive": archive.file, "archive_sha256": archive.sha256}
+    found = {"archive": archive.file, "archive_sha256": archive.sha256, "note": archive.note}
+    return {name: text for name, text in found.items() if text}
 
 
 def named(name: str, holds: Holds) -> Archive:

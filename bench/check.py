@@ -68,6 +68,11 @@ CHECKS: Mapping[str, Callable[[OptimizerSpec], str]] = {
     "bf16 weights": check_parameters.bf16,
 }
 """Each returns what it saw, or raises."""
+BARE = (
+    *("convex", "rosenbrock", "matrix", "mixed", "accumulation", "clipping", "closure", "groups"),
+    *("no gradient", "zero gradients", "scalars", "vectors", "empty", "frozen", "tied", "strided"),
+)
+"""Those on parameters without a model, or on weights that an adapter leaves frozen."""
 
 
 def run_checks(spec: OptimizerSpec, only: Iterable[str] = CHECKS) -> Iterator[Check]:
@@ -79,10 +84,19 @@ def run_checks(spec: OptimizerSpec, only: Iterable[str] = CHECKS) -> Iterator[Ch
     start = time.perf_counter()
     for name in only:
         began = time.perf_counter()
-        outcome, reason = _tried(CHECKS[name], spec)
+        outcome, reason = _out_of_place(name, spec) or _tried(CHECKS[name], spec)
         yield Check(name, outcome, reason, time.perf_counter() - began)
     spent = time.perf_counter() - start
     yield Check("time", "passed", f"{spent:.1f} s for the checks above", spent)
+
+
+def _out_of_place(name: str, spec: OptimizerSpec) -> tuple[Outcome, str] | None:
+    """Why a check says nothing of a method of this kind; None if it does."""
+    if spec.adapter is not None and name in BARE:
+        return "unsupported", "not for adapters: they train what they put into a model"
+    if spec.tasks and PROTOCOL.task.kind not in spec.tasks and name != "record":
+        return "unsupported", f"not for methods of {', '.join(spec.tasks)} tasks alone"
+    return None
 
 
 def _tried(check: Callable[[OptimizerSpec], str], spec: OptimizerSpec) -> tuple[Outcome, str]:

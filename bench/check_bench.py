@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from levelfield.bench import models, next_token, sources
-from levelfield.bench.build import build_stepper
+from levelfield.bench.build import adapt, build_stepper
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.meter import state_tensors
 from levelfield.bench.schedules import lr_factor
@@ -135,7 +135,7 @@ class Driver:
 
 
 class Bench(Driver):
-    """The tiny LLaMA on the built-in text.
+    """The tiny LLaMA on the built-in text; of an adapter, with its layers in it.
 
     Args:
         spec: the method.
@@ -157,6 +157,7 @@ class Bench(Driver):
         corpus = sources.load(data)
         model = models.build_model(config, corpus.vocabulary, data.sequence, SEED).to(dtype)
         prepare(model)
+        model = adapt(spec, PROTOCOL, model, hparams, SEED)
         self.task = next_token.NextToken("fp32", "cpu")
         self.order = sources.BatchOrder(corpus.tokens["train"], data, SEED)
         super().__init__(spec, hparams, PROTOCOL, model, models.parameters(model))

@@ -18,6 +18,9 @@ from levelfield.bench.spec import OptimizerSpec, Role
 
 STEPS = 120
 """Of a run on a function: some of the scales tried are far too small for fewer."""
+LEARNED, LEARNED_BESIDE = 0.3, 0.03
+"""Nats by which the tiny model's loss must fall; of an adapter, beside weights that are random and
+stay so."""
 FALL = 0.5
 """The last loss, as a share of the first, that counts as having descended."""
 
@@ -31,13 +34,14 @@ def _scales(spec: OptimizerSpec, factors: tuple[float, ...]) -> Iterator[float]:
 def learns(spec: OptimizerSpec) -> str:
     """The loss of the tiny model falls at one of five scales around the default."""
     seen = {}
+    least = LEARNED if spec.adapter is None else LEARNED_BESIDE
     for value in _scales(spec, (1.0, 10.0, 0.1, 100.0, 0.01)):
         losses = Bench(spec, {**spec.defaults(), spec.scale: value}).take(PROTOCOL.budget.steps)
         seen[value] = losses[-1]
-        if math.isfinite(losses[-1]) and losses[-1] < losses[0] - 0.3:
+        if math.isfinite(losses[-1]) and losses[-1] < losses[0] - least:
             return f"{losses[0]:.2f} to {losses[-1]:.2f} in {len(losses)} steps at {value:g}"
     tried = ", ".join(f"{value:g}: {loss:.2f}" for value, loss in seen.items())
-    raise Failure(f"the loss does not fall by 0.3 at any {spec.scale} tried ({tried})")
+    raise Failure(f"the loss does not fall by {least:g} at any {spec.scale} tried ({tried})")
 
 
 def convex(spec: OptimizerSpec) -> str:

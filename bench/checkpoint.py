@@ -83,7 +83,7 @@ def load(request: TrialRequest, device: torch.device) -> Mapping[str, Any] | Non
         """What was on the CPU stays there: the states of generators, step counters."""
         if location == "cpu":
             return storage
-        return default_restore_location(storage, str(device))
+        return default_restore_location(storage, str(device))  # type: ignore[no-untyped-call]
 
     try:
         state: Mapping[str, Any] = torch.load(path, map_location=place, weights_only=False)

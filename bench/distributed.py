@@ -1,8 +1,8 @@
-"""The processes that share a trial by torch.distributed: DDP and FSDP2.
+"""The processes that share a trial by torch.distributed: DDP, FSDP2, components.
 
-Each takes its own rows of a batch and all end with the gradient of the whole batch's mean loss, so
-that what is learned is what one process learns, up to the order in which sums are taken. Processes
-draw the same random numbers: with dropout their rows share masks.
+All end with the gradient of the whole batch's mean loss, so that what is learned is what one
+process learns, up to the order in which sums are taken. Processes draw the same random numbers:
+with dropout they share masks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map_only
 
 from levelfield.bench.accounting import KINDS
 from levelfield.bench.group import Group
-from levelfield.bench.spec import Engine
+from levelfield.bench.spec import BenchError, Engine
+from levelfield.bench.stepper import Stepper
 
 Part = TypeVar("Part")
 
@@ -38,6 +39,7 @@ class Ddp:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.cuts = self.size
         self.missing = {
             "joules": "energy is counted for trials of one process",
             "peak_bytes.others": f"bytes are those of one of {self.size} processes",
@@ -55,6 +57,9 @@ class Ddp:
         mine = parts[self.rank * count : (self.rank + 1) * count]
         return [(part, weight * self.size) for part, weight in mine]
 
+    def divide(self, stepper: Stepper) -> None:
+        pass
+
     def mean(self, value: Tensor) -> Tensor:
         total = value.detach().clone()
         distributed.all_reduce(total)
@@ -68,6 +73,40 @@ class Ddp:
 
     def unpack(self, state: Any) -> Any:
         return state
+
+
+class Components(Ddp):
+    """Every process holds the model, takes the whole batch, and makes some of the passes that a
+    method makes for its components; gradients are exchanged once a step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.cuts = 1
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def own(self, parts: Sequence[tuple[Part, float]]) -> Sequence[tuple[Part, float]]:
+        return parts
+
+    def divide(self, stepper: Stepper) -> None:
+        divide = getattr(stepper, "divide", None)
+        if divide is None:
+            raise BenchError(
+                "the method makes no passes for components that processes could share out",
+                "accepted: engine.parallel=ddp",
+            )
+        divide(self.rank, self.size, self.total)
+
+    def mean(self, value: Tensor) -> Tensor:
+        return value  # alike on all
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the processes of a flat tensor [n]; one exchange."""
+        found = [torch.empty_like(values) for _ in range(self.size)]
+        distributed.all_gather(found, values)
+        return torch.stack(found).sum(dim=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +177,5 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 def open_group(engine: Engine, device: torch.device) -> Group:
     """The group of a trial's processes; torch.distributed is initialised."""
-    kinds = {"ddp": Ddp, "fsdp2": Fsdp2}
+    kinds = {"ddp": Ddp, "fsdp2": Fsdp2, "components": Components}
     return kinds[engine.parallel](device)

@@ -243,7 +243,7 @@ def _table(
 ) -> Iterator[Row]:
     """Named by the option `columns`, by the first line, or by number from 1; `_` is left out."""
     names = found["columns"].split(",") if "columns" in found else None
-    header = found.get("header", "no" if names else "yes") == "yes"
+    header = found.get("header", "yes") == "yes"
     given = names is not None
     for number, row in rows:
         if names is None:

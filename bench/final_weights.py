@@ -37,6 +37,10 @@ def save(
     Raises:
         BenchError: a model that transformers cannot write.
     """
+    merge: Any = getattr(model, "merged", None)  # of an adapter: it goes into the weights
+    if merge is not None:
+        model = merge(model)
+        weights = model.state_dict()
     writer: Any = getattr(model, "save_pretrained", None)
     if writer is None:
         raise BenchError(
@@ -46,6 +50,9 @@ def save(
     folder = folder_of(run, request)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     part.mkdir(parents=True, exist_ok=True)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one that every trial would draw
     writer(str(part), state_dict=weights)
     task.write_tokenizer(part)
     origin = {

@@ -7,6 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from levelfield.bench.stepper import Stepper
+
 Part = TypeVar("Part")
 
 
@@ -18,6 +20,10 @@ class Group(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def cuts(self) -> int:
+        """How many parts of a batch there are for the group, for each that the loop asks for."""
 
     @property
     def tracked(self) -> bool:
@@ -37,6 +43,13 @@ class Group(Protocol):
         """This process's parts of a batch. Weights are such that the mean over the group of their
         weighted sums is the batch's mean."""
 
+    def divide(self, stepper: Stepper) -> None:
+        """Tell a method, once it is built, if its own work is shared out.
+
+        Raises:
+            BenchError: it has none to share out.
+        """
+
     def mean(self, value: Tensor) -> Tensor:
         """The mean over the group of a 0-dim tensor."""
 
@@ -53,7 +66,7 @@ class Group(Protocol):
 class Alone:
     """A trial of one process."""
 
-    rank, size = 0, 1
+    rank, size, cuts = 0, 1, 1
     tracked = True
     missing: Mapping[str, str] = {}
 
@@ -65,6 +78,9 @@ class Alone:
 
     def own(self, parts: Sequence[tuple[Part, float]]) -> Sequence[tuple[Part, float]]:
         return parts
+
+    def divide(self, stepper: Stepper) -> None:
+        pass
 
     def mean(self, value: Tensor) -> Tensor:
         return value

@@ -143,7 +143,7 @@ class _Desk:
         self._request, self._report = request, report
         self._members: list[Connection] = []
         self._lost = False
-        self._folder = Path(listener.address).parent  # type: ignore[arg-type]
+        self._folder = Path(str(listener.address)).parent
 
     def record(self) -> TrialRecord:
         """The record of the trial; every member has been told to end by then."""

@@ -4,6 +4,7 @@
     path/to/file.py:SPEC                   from a file
     mix(matrix=muon,embed=adafactor)       one method a role (`bench.mix`)
     foam(residual=false,beta2=0.95)        with hyper-parameters of one's own: an ablation in a line
+    lora(inner=muon)                       an adapter whose parameters another method trains
 
 A changed value is fixed: a dimension that is named is tuned no more. The forms nest.
 """
@@ -105,9 +106,13 @@ def _changed(loaded: Loaded[OptimizerSpec], values: Mapping[str, Any]) -> Loaded
     Raises:
         BenchError: a key that it does not have, a value of another kind, its scale.
     """
-    spec = loaded.value
+    spec, below = loaded.value, None
+    own = dict(values)
+    if "inner" in values and spec.inner is not None:
+        below = load_spec(str(own.pop("inner")))
+        spec = _trained_by(spec, below)
     defaults = spec.defaults()
-    for key, value in values.items():
+    for key, value in own.items():
         if key not in defaults:
             raise BenchError(f"{spec.name} has no {key!r}", did_you_mean(key, defaults))
         if key == spec.scale:
@@ -120,18 +125,50 @@ def _changed(loaded: Loaded[OptimizerSpec], values: Mapping[str, Any]) -> Loaded
                 f"{spec.name}: {key}={_shown(value)} is of another kind",
                 f"its default is {_shown(defaults[key])}",
             )
-    shown = ",".join(f"{key}={_shown(value)}" for key, value in values.items())
-    name = f"{spec.name}({shown})"
+    shown = ",".join(f"{key}={_shown(value)}" for key, value in own.items())
+    named, asked = shown, shown
+    if below is not None:
+        named = ",".join(part for part in (f"inner={below.value.name}", shown) if part)
+        asked = ",".join(part for part in (f"inner={below.entry.reference}", shown) if part)
+    name = f"{spec.name}({named})"
     changed = replace(
         spec,
         name=name,
-        summary=f"{spec.summary}; with {shown.replace(',', ', ')}",
-        space={key: dim for key, dim in spec.space.items() if key not in values},
-        fixed={**spec.fixed, **values},
+        summary=f"{spec.summary}; with {named.replace(',', ', ')}",
+        space={key: dim for key, dim in spec.space.items() if key not in own},
+        fixed={**spec.fixed, **own},
     )
     origin, inner = loaded.entry.origin, loaded.entry.reference
-    entry = Entry(name=name, origin=f"{origin}, with {shown}", reference=f"{inner}({shown})")
-    return Loaded(changed, entry, loaded.path, (loaded,))
+    entry = Entry(name=name, origin=f"{origin}, with {named}", reference=f"{inner}({asked})")
+    parts = (loaded,) if below is None else (loaded, below)
+    return Loaded(changed, entry, loaded.path, parts)
+
+
+def _trained_by(spec: OptimizerSpec, below: Loaded[OptimizerSpec]) -> OptimizerSpec:
+    """An adapter with another method under it. What tuning moves is then that method's scale, from
+    its own default.
+
+    Raises:
+        BenchError: the other method is an adapter itself.
+    """
+    inner = below.value
+    if inner.adapter is not None or inner.inner is not None:
+        raise BenchError(
+            f"{spec.name}(inner={inner.name}): {inner.name} is an adapter itself",
+            "accepted: a method that trains all of a model, such as adamw or muon",
+        )
+    dims = {key: dim for key, dim in spec.space.items() if key != spec.scale}
+    return replace(
+        spec,
+        space={inner.scale: inner.space[inner.scale], **dims},
+        scale=inner.scale,
+        fixed={key: value for key, value in spec.fixed.items() if key != inner.scale},
+        inner=below.entry.reference,
+        passes=spec.passes * inner.passes,
+        schedule=spec.schedule if inner.schedule == "protocol" else inner.schedule,
+        refreshes=spec.refreshes or inner.refreshes,
+        requires=tuple(dict.fromkeys((*spec.requires, *inner.requires))),
+    )
 
 
 def _alike(value: Any, default: Any) -> bool:

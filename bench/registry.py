@@ -121,7 +121,7 @@ class Registry(Generic[T]):
         ]
 
     def load(self, reference: str) -> Loaded[T]:
-        """Load by name or by `path/to/file.py:NAME`.
+        """Load by name, dashes for underscores too, or by `path/to/file.py:NAME`.
 
         Raises:
             BenchError: unknown name (did-you-mean), a file that is not there or fails on import,
@@ -280,6 +280,18 @@ def _importable(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def whole_model(entries: Mapping[str, Entry]) -> list[str]:
+    """The names of methods that train all of any model: neither adapters nor for certain tasks.
+
+    It goes by what their sources say; a plug-in counts as one.
+    """
+    return [
+        name
+        for name, entry in sorted(entries.items())
+        if not {"inner", "tasks"} & set(entry.literals or {})
+    ]
 
 
 OPTIMIZERS = Registry("optimizer", OptimizerSpec, "optimizers/*.py", "SPEC")

@@ -345,9 +345,11 @@ class Engine:
     compile: bool = False
     """The model goes through torch.compile; what that takes is told apart."""
     processes: int = 1
-    """Processes that share a trial's batch by torch.distributed."""
-    parallel: Literal["ddp", "fsdp2"] = "ddp"
-    """Every process holds the model (ddp), or a share of it (fsdp2)."""
+    """Processes that share a trial by torch.distributed."""
+    parallel: Literal["ddp", "fsdp2", "components"] = "ddp"
+    """What they share: each takes a part of the batch and holds the model (ddp) or a part of it
+    (fsdp2); or each takes the whole batch and trains some of the method's components, where it has
+    such (adapad in its exact mode)."""
     checkpoint_tokens: int | None = None
     """Tokens between two checkpoints of a trial, from which it goes on after a kill; None: none."""
     save_final: bool = False
@@ -400,6 +402,9 @@ class Tuner:
     """Step of the scale dimension while bracketing."""
     decades: float = 1.0
     """Width of the scale's range around the bracket's minimum, in decades."""
+    start: float = 1.0
+    """Factor on the default and the range of every scale, of methods that train the whole model:
+    their papers' rates are for training from scratch, an adapter's for fine-tuning."""
     reserve: int = 0
     """Of the trials, how many are kept back to go beyond the edge of a range."""
     generation: int = 4

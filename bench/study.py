@@ -339,9 +339,11 @@ def _check_numbers(protocol: ProtocolRecord) -> None:
     """Refuse numbers that would only fail once training is under way."""
     tuner, model, fallback = protocol.tuner, protocol.model, protocol.fallback
     engine = protocol.engine
+    sharing = 1 if engine.parallel == "components" else engine.processes
     wrong = {
         "tuner.factor": (tuner.factor, 1 < tuner.factor <= 1000, "above 1, up to 1000"),
         "tuner.decades": (tuner.decades, 0 < tuner.decades <= 6, "above 0, up to 6"),
+        "tuner.start": (tuner.start, 1e-6 <= tuner.start <= 1e6, "a millionth to a million"),
         "threads": (protocol.threads, protocol.threads <= 1024, "1 to 1024"),
         "budget.steps": (protocol.budget.steps, protocol.budget.steps <= 10**9, "up to 10^9"),
         "fallback.eps": (fallback.eps, fallback.eps >= 0, "0 or more"),
@@ -355,7 +357,7 @@ def _check_numbers(protocol: ProtocolRecord) -> None:
         ),
         "engine.accumulation": (
             engine.accumulation,
-            protocol.data.batch % (engine.accumulation * engine.processes) == 0,
+            protocol.data.batch % (engine.accumulation * sharing) == 0,
             f"with engine.processes={engine.processes}, parts that data.batch="
             f"{protocol.data.batch} can be cut into",
         ),

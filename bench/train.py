@@ -199,6 +199,7 @@ class Trial:
         self.stepper = build_stepper(
             self.spec, protocol, self.model, self.params, request.hparams, request.seed
         )
+        self.group.divide(self.stepper)
         steps = protocol.budget.steps
         self.losses = torch.full((steps,), math.nan, device=self.device)
         self.norms = torch.full((steps,), math.nan, device=self.device)
@@ -221,7 +222,7 @@ class Trial:
         """Draw a batch, step, keep loss and norm on the device."""
         step = self.step
         parts = self.group.own(
-            self.task.split(self.order.next(), self.engine.accumulation * self.group.size)
+            self.task.split(self.order.next(), self.engine.accumulation * self.group.cuts)
         )
         on_device = [self.task.to_device(part, self.device) for part, _ in parts]
         # Dropout, and whatever a method draws from the global generator, depend on seed and step

@@ -79,6 +79,21 @@ def _flat(tried: Mapping[int, float], best: int, resolution: float) -> bool:
     return all(0.0 <= high - low < resolution for high, low in itertools.pairwise(above))
 
 
+def started(spec: OptimizerSpec, factor: float) -> OptimizerSpec:
+    """The spec with the default and the range of its scale moved by `tuner.start`, inside the
+    natural bounds; an adapter's as they are."""
+    if factor == 1.0 or spec.adapter is not None:
+        return spec
+    dim = spec.space[spec.scale]
+    lowest, highest = dim.bounds
+    low, high, default = (
+        min(max(float(f"{value * factor:.6g}"), lowest), highest)
+        for value in (dim.low, dim.high, dim.default)
+    )
+    moved = replace(dim, low=low, high=high, default=default)
+    return replace(spec, space={**spec.space, spec.scale: moved})
+
+
 class TuningStudy:
     """The trials of one method: asks generations, is told records.
 
@@ -103,7 +118,7 @@ class TuningStudy:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.spec, self.tuner, self.trials = spec, tuner, trials
+        self.spec, self.tuner, self.trials = started(spec, tuner.start), tuner, trials
         self.seed = derive_seed("tune", seed, name or spec.name, index)
         self._study = optuna.create_study(sampler=_bracket_sampler(self))
         self._told: dict[int, TrialRecord] = {}

@@ -126,7 +126,7 @@ class AdaLora(Rule):
         if done <= self.total - self.settle:
             for param in self.parameters:  # the update has dropped them
                 param.grad = grads[id(param)]
-        self._allocate(self.tuner, done)  # type: ignore[arg-type]
+        self._allocate(self.tuner, done)
         for param in self.parameters:
             param.grad = None
         last = self.total - self.settle

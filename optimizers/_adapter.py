@@ -91,7 +91,8 @@ class LowRankLinear(nn.Module):
         return self.scale * (self.lora_B * self.gain()) @ self.lora_A
 
     def forward(self, x: Tensor) -> Tensor:
-        down, up = self.lora_A, self.lora_B
+        down: Tensor = self.lora_A
+        up: Tensor = self.lora_B
         if self.cuts:
             live = self.live.bool()
             down = torch.where(live[:, None], down, down.detach())
@@ -100,7 +101,9 @@ class LowRankLinear(nn.Module):
         update = self.scale * F.linear(F.linear(inputs, down) * self.gain(), up)
         if self.on_output is not None and update.requires_grad:
             tell = self.on_output
-            update.register_hook(lambda grad: tell(inputs.detach(), grad))
+            update.register_hook(  # type: ignore[no-untyped-call]
+                lambda grad: tell(inputs.detach(), grad)
+            )
         out: Tensor = self.base(x) + update
         return out
 
@@ -191,6 +194,14 @@ def inject(
     for name, base in targets.items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, make(base))
+    return mergeable(model)
+
+
+def mergeable(model: nn.Module) -> nn.Module:
+    """The model, with how to get one of plain layers from it as its attribute `merged`."""
+    from levelfield.optimizers._adapter_export import merged
+
+    model.merged = merged  # type: ignore[assignment]
     return model
 
 

@@ -64,8 +64,8 @@ class Clock:
         for index, layer in enumerate(self.layers):
             rows = self.births["factors"][index]
             if any(rows):
-                for tensor, shape in ((layer.lora_A, (-1, 1)), (layer.lora_B, (1, -1))):
-                    shortened.append(self._before(tensor, rows, step, shape))
+                shortened.append(self._before(layer.lora_A, rows, step, (-1, 1)))
+                shortened.append(self._before(layer.lora_B, rows, step, (1, -1)))
             gains = self.births["gains"][index]
             if layer.lora_E is not None and any(gains):
                 shortened.append(self._before(layer.lora_E, gains, step, (-1,)))

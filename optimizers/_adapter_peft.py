@@ -9,7 +9,7 @@ from torch import nn
 
 from levelfield.bench.spec import BenchError
 from levelfield.bench.stepper import AdapterContext, BuildContext, Stepper
-from levelfield.optimizers._adapter import check_rank, find_targets, freeze_, is_adapter
+from levelfield.optimizers._adapter import check_rank, find_targets, freeze_, is_adapter, mergeable
 
 NAME = "default"
 """Of the adapter inside peft."""
@@ -40,7 +40,7 @@ def inject_by_peft(model: nn.Module, ctx: AdapterContext, config: Any) -> nn.Mod
     adapted: nn.Module = inject_adapter_in_model(config, model, adapter_name=NAME)
     for param in head:  # peft freezes whatever is not its own
         param.requires_grad_(True)
-    return adapted
+    return mergeable(adapted)
 
 
 def sizes(ctx: BuildContext) -> dict[str, int]:
@@ -52,10 +52,11 @@ def sizes(ctx: BuildContext) -> dict[str, int]:
 
 def ranks(model: nn.Module) -> dict[str, int]:
     """Components held by each layer of peft."""
+    end = f".lora_A.{NAME}.weight"
     return {
-        name.removesuffix(".lora_A"): module[NAME].weight.shape[0]
-        for name, module in model.named_modules()
-        if name.endswith(".lora_A") and isinstance(module, nn.ModuleDict)
+        name.removesuffix(end): param.shape[0]
+        for name, param in model.named_parameters()
+        if name.endswith(end)
     }
 
 

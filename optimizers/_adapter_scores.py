@@ -1,8 +1,8 @@
 """Which modules gain a rank: importance times uncertainty, as AdaLoRA's line of methods has it.
 
-    I <- b1 I + (1 - b1) s        s: the module's sensitivity in this step
-    U <- b2 U + (1 - b2) |s - I|  (with the I just updated)
-    score = I * U
+I <- b1 I + (1 - b1) s        s: the module's sensitivity in this step
+U <- b2 U + (1 - b2) |s - I|  (with the I just updated)
+score = I * U
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def averages(modules: int, device: torch.device) -> dict[str, Tensor]:
     return {"importance": zeros, "uncertainty": zeros.clone()}
 
 
-def averages_bytes(
-    params: Sequence[ParamInfo], hparams: Mapping[str, Any], progress: float
-) -> int:
+def averages_bytes(params: Sequence[ParamInfo], hparams: Mapping[str, Any], progress: float) -> int:
     """Claimed bytes of both."""
     return 2 * FLOAT32 * count_modules(params)
 
@@ -51,16 +49,12 @@ def scores(kept: Mapping[str, Tensor], signal: str, draw: random.Random) -> list
         BenchError: an unknown signal.
     """
     importance, uncertainty = kept["importance"], kept["uncertainty"]
-    made = {
-        "both": lambda: (importance * uncertainty).tolist(),
-        "importance": importance.tolist,
-        "uncertainty": uncertainty.tolist,
-        "random": lambda: [draw.random() for _ in range(len(importance))],
-    }
+    if signal == "random":
+        return [draw.random() for _ in range(len(importance))]
+    made = {"both": importance * uncertainty, **kept}
     if signal not in made:
         raise BenchError(f"signal={signal!r}", f"accepted: {', '.join(SIGNALS)}")
-    found: list[float] = made[signal]()
-    return found
+    return [float(value) for value in made[signal].tolist()]
 
 
 def promoted(
@@ -82,12 +76,12 @@ def promoted(
 
 def period(hparams: Mapping[str, Any], total_steps: int) -> int:
     """Steps between two growths: `interval` of the horizon, at least one."""
-    return max(1, round(hparams["interval"] * total_steps))
+    return max(1, round(float(hparams["interval"]) * total_steps))
 
 
 def at_once(hparams: Mapping[str, Any], missing: int) -> int:
     """Modules that grow together: `share` of the components that are to come, at least one."""
-    return max(1, round(hparams["share"] * missing))
+    return max(1, round(float(hparams["share"]) * missing))
 
 
 def growth_steps(hparams: Mapping[str, Any], total_steps: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ what it keeps beside the optimizer's state is counted and saved with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from levelfield.bench.spec import BenchError
-from levelfield.bench.stepper import BuildContext, GradientStepper, StepBatch, StepResult
+from levelfield.bench.stepper import (
+    BuildContext,
+    GradientStepper,
+    StepBatch,
+    StepResult,
+    set_lr,
+)
 from levelfield.optimizers._adapter import (
     LowRankLinear,
     head_parameters,
@@ -77,6 +83,13 @@ class Rule:
     def backward(self, batch: StepBatch, step: int) -> Tensor:
         """The passes of a step; the mean loss."""
         return batch.backward()
+
+    def divide(self, rank: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
+        """As of `AdapterStepper`."""
+        raise BenchError(
+            "the method makes no passes for components that processes could share out",
+            "accepted: engine.parallel=ddp, or adapad with mode=exact",
+        )
 
     def before(self, step: int) -> None:
         """After the passes: gradients are there, not clipped."""
@@ -159,12 +172,27 @@ class AdapterStepper:
             with nullcontext() if rule.clock is None else rule.clock.slowed(step):
                 self.inner.update(lr_scale)
         else:
+            for optimizer in self.inner.optimizers:
+                for group in optimizer.param_groups:
+                    set_lr(group, group["base_lr"] * lr_scale)
             for param in self._trained:
                 param.grad = None
         with torch.no_grad():
             rule.after(step, lr_scale, grads)
         self._step = step + 1
         return StepResult(loss=loss, grad_norm=norm)
+
+    def divide(self, rank: int, size: int, total: Callable[[Tensor], Tensor]) -> None:
+        """Share the passes of a step out over processes (engine.parallel=components).
+
+        Args:
+            rank, size: which of how many this is.
+            total: the sum over the processes of a flat tensor.
+
+        Raises:
+            BenchError: the method makes no passes that could be shared out.
+        """
+        self.rule.divide(rank, size, total)
 
     @property
     def observes(self) -> bool:
@@ -205,8 +233,6 @@ def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
-def count(
-    layers: Sequence[LowRankLinear], held: Sequence[int], *, gains: int = 0
-) -> int:
+def count(layers: Sequence[LowRankLinear], held: Sequence[int], *, gains: int = 0) -> int:
     """Parameters of `held` components a layer; `gains`: one more for each of so many."""
     return sum(k * layer.width for layer, k in zip(layers, held, strict=True)) + gains

@@ -1,16 +1,16 @@
 """AdaLoRA: an update in the form of an SVD, pruned triplet by triplet to a falling budget.
 
     y = W x + alpha / (init_rank + 1e-5) * B diag(E) A x     A, B ~ N(0, 0.02^2), E = 0
-    I <- b I + (1 - b) |w dL/dw|;  U <- b U + (1 - b) ||w dL/dw| - I|;  s = I U    (each weight w)
+    I <- b I + (1 - b) |w dL/dw|;  U <- b U + (1 - b) ||w dL/dw| - I|;  s = I U
     score of a triplet: s(E_i) + mean_j s(A_ij) + mean_j s(B_ji)
-    budget: b0 until t_i, then b_T + (b0 - b_T) (1 - (t - t_i) / (T - t_i - t_f))^3, b_T from T - t_f
+    budget: b0 until t_i, b_T + (b0 - b_T) (1 - (t - t_i) / (T - t_i - t_f))^3, b_T from T - t_f
     every `every`: E_i = 0 outside the budget's best triplets of all modules; they may come back
     penalty: gamma * mean over A, B of |A A^T - I|_F and |B^T B - I|_F
 
-b0, b_T: `init_rank` and `rank` a module; b: `score_beta`; t_i, t_f: `start` and `settle`, shares of
-the horizon T; gamma: `penalty`, added to the training gradient here (and to no loss that is read:
-the record's training and evaluation losses are the task's alone). From T - t_f on, what is pruned
-stays so.
+w: every single weight; b0, b_T: `init_rank` and `rank` a module; b: `score_beta`; t_i, t_f: `start`
+and `settle`, shares of the horizon T; gamma: `penalty`, added to the training gradient here (and to
+no loss that is read: the record's training and evaluation losses are the task's alone). From
+T - t_f on, what is pruned stays so.
 
 Paper: Qingru Zhang, Minshuo Chen, Alexander Bukharin, Nikos Karampatziakis, Pengcheng He, Yu Cheng,
 Weizhu Chen, Tuo Zhao, "AdaLoRA: Adaptive Budget Allocation for Parameter-Efficient Fine-Tuning",
@@ -107,4 +107,5 @@ SPEC = OptimizerSpec(
     state_bytes=state_bytes,
     refreshes="pruning to the budget",
     switches=switches,
+    cannot=("sharding",),
 )

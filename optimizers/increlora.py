@@ -203,4 +203,5 @@ SPEC = OptimizerSpec(
     state_bytes=averages_bytes,
     refreshes="growth of the ranks",
     switches=growth_steps,
+    cannot=("distributed", "sharding"),
 )

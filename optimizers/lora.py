@@ -2,8 +2,9 @@
 
     y = W x + (alpha / r) B A x        A: [r, in] Kaiming-uniform, B: [out, r] zero
 
-Trained are A, B and the head over labels where the task has one; W and all else is frozen. `target`:
-`all-linear` (every linear layer in the body's layers), or suffixes of their names joined by commas.
+Trained are A, B and the head over labels where the task has one; W and all else is frozen.
+`target`: `all-linear` (every linear layer in the body's layers), or suffixes of their names joined
+by commas.
 `inner` is the method that trains A and B: `lora(inner=muon)`.
 
 Paper: Edward J. Hu, Yelong Shen, Phillip Wallis, Zeyuan Allen-Zhu, Yuanzhi Li, Shean Wang, Lu Wang,

@@ -5,16 +5,16 @@
     g <- sign(g) max(|g| - xi_t, 0)            xi_t = (`shrinkage` / T) * schedule
 
 T: steps of the run. The paper's threshold is eta_t lambda, which follows the schedule; its scripts
-give the threshold at full rate, 3e-4, for 14,370 steps (STS-B): what a gate can lose in a whole run,
-4.3, is the same at any horizon here. Deployed are the components whose gate is not zero, the gate
-folded into B.
+give the threshold at full rate, 3e-4, for 14,370 steps (STS-B): what a gate can lose in a whole
+run, 4.3, is the same at any horizon here. Deployed are the components whose gate is not zero, the
+gate folded into B.
 
 `shrink`: `prox` is the line above. `code` is what the reference file does: the threshold is not
 scaled by the rate, and |g| > xi is reduced first and |g| < xi zeroed then, so that anything below
 2 xi falls to zero at once. `l1`: eta of the term eta mean |g| that the code also adds to the loss.
 
-Paper: Ning Ding, Xingtai Lv, Qiaosen Wang, Yulin Chen, Bowen Zhou, Zhiyuan Liu, Maosong Sun, "Sparse
-Low-rank Adaptation of Pre-trained Language Models", https://arxiv.org/abs/2311.11696, 2023.
+Paper: Ning Ding, Xingtai Lv, Qiaosen Wang, Yulin Chen, Bowen Zhou, Zhiyuan Liu, Maosong Sun,
+"Sparse Low-rank Adaptation of Pre-trained Language Models", https://arxiv.org/abs/2311.11696, 2023.
 Reference code: https://github.com/TsinghuaC3I/SoRA @ c275ac23. Defaults of its scripts: r 8, alpha
 16, lr 8e-4, weight decay .1 (of A, B and the head; not of gates), xi 3e-4 as above.
 
@@ -141,4 +141,5 @@ SPEC = OptimizerSpec(
         "weight_decay": 0.1,
     },
     state_bytes=copies(0),
+    cannot=("sharding",),
 )

@@ -128,7 +128,10 @@ def transfers(claim: Claim, view: View) -> Finding:
     """Finals at another run's best points are no worse than finals tuned here, by the margin."""
     method = subject(claim, view)
     if not method.transfer:
-        return Absent("no finals at another run's best points (run --transfer)")
+        return Absent("no finals at another run's best points (run --tuned-from)")
+    source = (view.manifest.get("transfer") or {}).get("protocol")
+    if source == view.setting("name"):
+        return Withheld("the points were tuned in the same protocol: no other text")
     by_study: dict[int, list[float]] = {}
     for record in method.transfer:
         own = method.losses.get(record.seed)
@@ -143,9 +146,8 @@ def transfers(claim: Claim, view: View) -> Finding:
         "untuned", against_zero(method.name, values), loss_unit(view), protocol_margin(view),
         sides="worse",
     )  # fmt: skip
-    source = clean((view.manifest.get("transfer") or {}).get("protocol") or "another run")
-    return evidence(part, note=f"points tuned in {source}; whether its text was of another language"
-                    " is not in the record")  # fmt: skip
+    note = f"points tuned in {clean(source)}; that its text is of another language is not recorded"
+    return evidence(part, note=note)
 
 
 # --- seconds and steps ------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from levelfield.bench.shapes import SHAPES
 from levelfield.bench.spec import ENGINE_VERSION, BenchError
 from levelfield.bench.store import load_run
 from levelfield.reports import claim_counts, claims_table, view
-from levelfield.reports.claim_parts import Part, counted
+from levelfield.reports.claim_parts import SAVED, Part, counted
 from levelfield.reports.claims import CLAIMS, Claim, Size
 from levelfield.reports.claims_table import VERDICTS, Judged
 from levelfield.reports.text import clean, markdown
@@ -68,15 +68,13 @@ def saves(claim: Claim, size: str) -> Part:
     ]
     least = -math.log1p(-(claim.least if claim.least is not None else claim.size or 0.0))
     words = f"{' + '.join(claim.counts)} saved"
-    return counted(words, math.log(held[1] / held[0]), claim_counts.SAVED, least=least)
+    return counted(words, math.log(held[1] / held[0]), SAVED, least=least)
 
 
 def falls(claim: Claim, size: str) -> Part:
     """As `claim_counts.state_falls`, in fp32 as the paper counts."""
     first, last = (state(claim.methods[0], size, "float32", at) for at in (0.0, 1.0))
-    return counted(
-        "state saved at the end", math.log(first / last), claim_counts.SAVED, least=1e-12
-    )
+    return counted("state saved at the end", math.log(first / last), SAVED, least=1e-12)
 
 
 def frees(claim: Claim, size: str) -> Part:

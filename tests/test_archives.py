@@ -515,8 +515,8 @@ def test_a_second_index_is_asked_with_its_login(
     server: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = wanted_of(server, wheel(FILES))
-    server.login = "me:p@ss"
-    mine = server.url.replace("//", "//me:p%40ss@")
+    server.login = "m@e:p@ss"
+    mine = server.url.replace("//", "//m%40e:p%40ss@")
     both = {"index-url": server.url.replace("simple", "none"), "extra-index-url": f"\n{mine}"}
     monkeypatch.setattr(archive_index, "settings", lambda: both)
     assert archives.extracted(wanted).is_dir()

@@ -198,6 +198,7 @@ def test_a_tab_separated_file_is_split_at_tabs_alone(tmp_path: Path) -> None:
     read = examples.example_source.parts("classification", f"file:{tmp_path / 'a.tsv'}")
     rows = [row for part in read for row, _ in part.rows]
     assert [row.cells["text"] for row in rows] == odd * 20
+    assert {row.cells["label"] for row in rows} == {"0", "1"}
     assert rows[-1].number == 141
 
 
@@ -208,11 +209,27 @@ def test_columns_can_be_named_and_left_out(tmp_path: Path) -> None:
     found = examples.load("classification", source)
     assert found.labels == ("no", "yes")
     assert every(found)[0].texts[0].startswith("first")
+    (part,) = examples.example_source.parts("classification", source)
+    assert set(next(part.rows)[0].cells) == {"one", "two", "said"}
     turned = examples.load("classification", f"{source}&labels=yes,no")
     assert turned.labels == ("yes", "no")
     other = {item.texts: item.label for item in every(turned)}
     assert all(other[item.texts] == 1 - int(item.label or 0) for item in every(found))
     assert len(every(examples.load("classification", f"{source}&limit=120"))) == 120
+
+
+def test_classes_without_names_are_in_order_of_their_number(tmp_path: Path) -> None:
+    found = examples.load("classification", table(tmp_path / "a.tsv", many(300, 12)))
+    assert found.labels == tuple(str(n) for n in range(12))
+    assert {item.label for item in every(found)} == set(range(12))
+
+
+def test_half_a_pair_may_be_blank(tmp_path: Path) -> None:
+    rows = [(f"one {n}", "" if n % 2 else "two", n % 2) for n in range(200)] + [("", " ", 1)]
+    source = table(tmp_path / "a.tsv", rows, "a\tb\tlabel") + "?text=a,b"
+    found = examples.load("classification", source)
+    assert len(every(found)) == 200
+    assert found.facts["read"][source] == {"rows": 201, "blank": 1}
 
 
 def test_scores_as_they_are_and_as_classes(tmp_path: Path) -> None:
@@ -242,6 +259,11 @@ def test_options_in_columns_of_their_own_or_in_one(tmp_path: Path) -> None:
     assert found.facts["digest"] == listed.facts["digest"]
     assert all(item.options == ("x", "y", "z") for item in every(found))
     assert sum(found.facts["right_places"]["train"].values()) == len(found.slices["train"])
+    rows += [("q", "x", "y", "y", "C"), ("r", "x", "x", "z", "C")]
+    source = table(tmp_path / "c.tsv", rows, "question\to1\to2\to3\tanswer")
+    found = examples.load("multiple_choice", f"{source}?options=o1,o2,o3")
+    assert len(every(found)) == 121  # of one, the right option is there twice
+    assert next(iter(found.facts["read"].values()))["several_right"] == 1
 
 
 # --- BIG-bench and SQuAD ------------------------------------------------------------------------
@@ -343,6 +365,9 @@ def test_answers_are_found_where_they_are(tmp_path: Path) -> None:
         for item in every(moved):
             assert item.answers == ((getattr(item.texts[1], right)("number"), "number"),)
         assert moved.facts["read"][source]["answers_repaired"] == 40
+    source = squad(tmp_path / "end.json", answers=[{"text": ".", "answer_start": -1}])
+    for item in every(examples.load("extractive_qa", source)):
+        assert item.answers == ((len(item.texts[1]) - 1, "."),)
 
 
 def test_questions_without_an_answer(tmp_path: Path) -> None:
@@ -506,6 +531,7 @@ def test_half_a_surrogate_pair_moves_no_answer(tmp_path: Path) -> None:
         ),
         ("regression", "text\tlabel\nx\thigh\n", "", ("line 2: score 'high'", "a number")),
         ("regression", "text\tlabel\nx\tnan\n", "", ("score 'nan'",)),
+        ("regression", "text\tlabel\nx\tinf\n", "", ("score 'inf'",)),
         (
             "regression",
             "a\tb\t5.5\n",
@@ -620,6 +646,20 @@ def test_layouts_fit_the_kinds_they_are_for() -> None:
         assert archive.layout in LAYOUTS or archive.holds != "examples"
 
 
+def test_classes_have_the_index_that_they_have_on_the_hub() -> None:
+    expected = {
+        "cola": ("unacceptable", "acceptable"),
+        "sst2": ("negative", "positive"),
+        "rte": ("entailment", "not_entailment"),
+        "qnli": ("entailment", "not_entailment"),
+        "wnli": ("not_entailment", "entailment"),
+        "qqp": ("not_duplicate", "duplicate"),
+        "mrpc": ("not_equivalent", "equivalent"),
+        "mnli": ("entailment", "neutral", "contradiction"),
+    }
+    assert {name: LAYOUTS[name].labels for name in expected} == expected
+
+
 # --- archives and the hub -----------------------------------------------------------------------
 
 
@@ -700,12 +740,18 @@ def test_questions_and_options_of_the_hub(hub: Hub) -> None:
     assert {item.group for item in every(found)} == {f"T{n}" for n in range(50)}
     assert {item.answers for item in every(found) if item.texts[0] == "What? 10"} == {((6, "10"),)}
     hub.rows = [
-        {"question": f"q {n}", "subject": "", "choices": ["a", "b", "c", f"d{n}"], "answer": n % 4}
+        {
+            "question": f"q {n}",
+            "subject": f"s{n // 9}",
+            "choices": ["a", "b", "c", f"d{n}"],
+            "answer": n % 4,
+        }
         for n in range(200)
     ]
     for layout in ("?layout=mmlu&", "?"):
         found = examples.load("multiple_choice", f"hf:cais/mmlu{layout}config=all&split=x")
         assert {item.label for item in every(found)} == {0, 1, 2, 3}
+        assert len({item.group for item in every(found)}) == (23 if "mmlu" in layout else 1)
         assert every(found)[0].options[:3] == ("a", "b", "c")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from levelfield.bench.spec import Section
@@ -51,7 +50,7 @@ def render(view: View) -> Block | None:
         )
         parts += [
             Prose(f"{_first(told)}.", "strong"),
-            _table(judged, told),
+            _table(told),
             Prose(words, "beside"),
         ]
     if len(told) < len(judged):
@@ -63,8 +62,8 @@ def _first(told: Sequence[Judged]) -> str:
     return f"Of {plural(len(told), 'claim')} of papers: {claims_table.tally(told)}"
 
 
-def _table(judged: Sequence[Judged], told: Sequence[Judged]) -> Table:
-    by_key = {item.claim.key: item for item in judged}
+def _table(told: Sequence[Judged]) -> Table:
+    by_key = {item.claim.key: item for item in told}
 
     def claim(row: Mapping[str, Any]) -> Cell:
         return Cell(text=row["claim"], title=by_key[row["key"]].claim.note)
@@ -82,13 +81,17 @@ def _table(judged: Sequence[Judged], told: Sequence[Judged]) -> Table:
 
     def figures(row: Mapping[str, Any]) -> Cell:
         item = by_key[row["key"]]
-        p = "" if item.p_holm is None else f"p = {significant(item.p_holm, 2)} (Holm)"
+        p = (
+            ""
+            if item.p_holm is None
+            else f"p{NBSP}={NBSP}{significant(item.p_holm, 2)}{NBSP}(Holm)"
+        )
         return Cell(text=item.figures, sub="; ".join(filter(None, (item.claimed, p))))
 
     def because(row: Mapping[str, Any]) -> Cell:
         return Cell(sub=by_key[row["key"]].power)
 
-    table = grid(
+    return grid(
         "claims",
         "The papers' claims",
         claims_table.table(sorted(told, key=lambda item: VERDICTS.index(item.verdict))),
@@ -105,13 +108,12 @@ def _table(judged: Sequence[Judged], told: Sequence[Judged]) -> Table:
         },
         muted=lambda row: row["verdict"] == "not testable here",
     )  # fmt: skip
-    return replace(table, frame=claims_table.table(judged))
 
 
 def _silent(judged: Sequence[Judged]) -> str:
-    """The claims that this run has nothing on; the CSV has the reasons."""
+    """The claims that this run has nothing on."""
     keys = (item.claim.key for item in judged if item.verdict == "no data")
-    return f"No data in this run: {', '.join(keys)}. The table's CSV says why."
+    return f"No data, for these methods or tasks are not in this run: {', '.join(keys)}."
 
 
 SECTION = Section(
