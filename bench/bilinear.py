@@ -16,7 +16,7 @@ Notation: m outputs, d inputs, n samples, K components; matrices of samples are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,11 @@ class Source:
     @property
     def singular_values(self) -> Array:
         """sigma_1 ... sigma_K."""
-        order = np.arange(1, self.rank + 1)
+        order = np.arange(1.0, self.rank + 1)
         return SPECTRA[self.spectrum](order)
 
 
-SPECTRA = {
+SPECTRA: Mapping[str, Callable[[Array], Array]] = {
     "exp": lambda order: 10.0 * 0.7 ** (order - 1),
     "pow": lambda order: 10.0 / order,
 }

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -170,7 +169,8 @@ class ExampleTask(ABC):
     @cached_property
     def pad(self) -> int:
         """The id that stands for padding."""
-        given = None if self.config is None else self.config.get_text_config().pad_token_id
+        config = None if self.config is None else self.config.get_text_config()
+        given = getattr(config, "pad_token_id", None)
         for found in (given, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
             if isinstance(found, int):
                 return found
@@ -283,14 +283,26 @@ class ExampleTask(ABC):
         items = [item for item in self.encoded(name) if item.place in chosen]
         model.eval()
         with torch.no_grad():
-            loss, told = self.read(model, items, device)
-            if not math.isfinite(loss):
-                return Reading(loss, dict.fromkeys(self.SCORES, math.nan))
-            scores = dict(self.scores(found, items, told))
-            if limit is None or self.protocol.task.metric not in (*scores, ""):
-                part = [found[place] for place in sorted(chosen)]
-                scores |= self.more_scores(model, part, device)
+            reading = self._reading(model, found, items, device, whole=limit is None)
         model.train()
+        return reading
+
+    def _reading(
+        self,
+        model: nn.Module,
+        found: Sequence[Example],
+        items: Sequence[Item],
+        device: torch.device,
+        *,
+        whole: bool,
+    ) -> Reading:
+        loss, told = self.read(model, items, device)
+        if not math.isfinite(loss):
+            return Reading(loss, dict.fromkeys(self.SCORES, math.nan))
+        scores = dict(self.scores(found, items, told))
+        if whole or self.protocol.task.metric not in (*scores, ""):
+            part = [found[place] for place in sorted({item.place for item in items})]
+            scores |= self.more_scores(model, part, device)
         return Reading(loss, scores)
 
     def read(

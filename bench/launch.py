@@ -114,7 +114,6 @@ class _Launcher(threading.Thread):
             max_restarts=0,
             monitor_interval=0.05,
             logs_specs=DefaultLogsSpecs(log_dir=str(Path(self._address).parent)),
-            shutdown_timeout=1,
         )
         try:
             elastic_launch(config, sys.executable)("-m", "levelfield.bench.launch")
@@ -203,7 +202,7 @@ class _Desk:
 # --- in a member ------------------------------------------------------------------------------
 
 
-def member() -> None:
+def main() -> None:
     """Entry point of a member: train as one of the group, tell, and wait to be told to end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     killed_with_parent()
@@ -269,4 +268,4 @@ def _end_when_told(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    member()
+    main()

@@ -20,11 +20,14 @@ def classes(labels: Sequence[int], answers: Sequence[Any], count: int) -> Mappin
 
     names = list(range(count))
     average = {"average": "binary"} if count == 2 else {"average": "macro", "labels": names}
-    return {
-        "accuracy": float(accuracy_score(labels, answers)),
-        "matthews": float(matthews_corrcoef(labels, answers)),
-        "f1": float(f1_score(labels, answers, zero_division=0, **average)),
-    }
+    with warnings.catch_warnings():
+        # Answers and labels of one class only: the library says so each time.
+        warnings.simplefilter("ignore", UserWarning)
+        return {
+            "accuracy": float(accuracy_score(labels, answers)),
+            "matthews": float(matthews_corrcoef(labels, answers)),
+            "f1": float(f1_score(labels, answers, zero_division=0, **average)),
+        }
 
 
 def correlations(labels: Sequence[float], answers: Sequence[Any]) -> Mapping[str, float]:

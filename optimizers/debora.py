@@ -11,7 +11,7 @@ N: components of all modules; n: those left, over which i and j are sought; t: u
 Frank-Wolfe step is free of projections and finds the face of the simplex that the optimum lies on:
 components of s = 0 are dropped for good. The first step counts as the N-th, so that it does not
 jump to a corner. tau is the budget; away steps stop once only so many components are left. The
-lower level's batches and the upper one's are apart: the last of every `period` steps is an upper
+lower level's batches and the upper one's are apart: every `period`-th step is an upper
 one, with a period that gives three times as many upper steps as there are components to drop (at
 least 2). A run with fewer upper steps than it takes ends above the budget; its record tells.
 
@@ -78,7 +78,8 @@ def away_step(s: Tensor, g: Tensor, tau: float, step: int, least: int) -> Tensor
     best = torch.zeros_like(s).scatter_(0, i[None], tau)
     worst = torch.zeros_like(s).scatter_(0, j[None], tau)
     away = (g @ (worst - s) > g @ (s - best)) & (left.count_nonzero() > least)
-    most = s[j] / (tau - s[j]).clamp_min(1e-30)
+    held = s.gather(0, j[None])[0]
+    most = held / (tau - held).clamp_min(1e-30)
     bound = 2.0 / (left.count_nonzero() + 2)
     fled = s + torch.minimum(most, bound) * (s - worst)
     fled = torch.where((worst > 0) & (most <= bound), 0.0, fled)
@@ -103,7 +104,7 @@ class Debora(Rule):
         self.kept.series = {"total_rank": []}
 
     def wants_update(self, step: int) -> bool:
-        return (step + 1) % self.period != 0
+        return step == 0 or step % self.period != 0
 
     def backward(self, batch: StepBatch, step: int) -> Tensor:
         if self.wants_update(step):
@@ -115,7 +116,7 @@ class Debora(Rule):
             found = [layer.fixed.grad for layer in self.modules]
             g = torch.cat([x if x is not None else torch.zeros(0) for x in found])
             s = torch.cat([layer.fixed for layer in self.modules])
-            upper = (step + 1) // self.period - 1
+            upper = step // self.period - 1
             now = away_step(s.float(), g.float(), float(self.budget), upper, self.budget)
             sizes = [len(layer.fixed) for layer in self.modules]
             parts = torch.split(now.to(s.dtype), sizes)

@@ -103,6 +103,8 @@ class Block:
     """What a section renders."""
 
     parts: tuple[Part, ...] = field(default_factory=tuple)
+    nats: bool = False
+    """Its losses are nats, whatever the task's metric."""
 
     @property
     def tables(self) -> tuple[Table, ...]:

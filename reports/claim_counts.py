@@ -16,20 +16,7 @@ from levelfield.bench.spec import TrialRecord
 from levelfield.bench.stats import Missing
 from levelfield.reports import measure
 from levelfield.reports.claim_layers import gathered
-from levelfield.reports.claim_parts import (
-    COUNTED,
-    RANKS,
-    SAVED,
-    Finding,
-    Part,
-    Unit,
-    Withheld,
-    counted,
-    evidence,
-    sampled,
-    settled,
-    within,
-)
+from levelfield.reports.claim_parts import COUNTED, RANKS, SAVED, Finding, Part, Unit, Withheld
 from levelfield.reports.claim_tests import (
     against_zero,
     compare_losses,
@@ -42,6 +29,7 @@ from levelfield.reports.claim_tests import (
     saved,
     subject,
 )
+from levelfield.reports.claim_weigh import counted, evidence, sampled, settled, within
 from levelfield.reports.text import bytes_text, clean, fixed
 from levelfield.reports.view import Method, View
 

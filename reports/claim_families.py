@@ -20,11 +20,9 @@ from levelfield.reports.claim_parts import (
     Finding,
     Part,
     Withheld,
-    evidence,
-    sampled,
-    settled,
 )
 from levelfield.reports.claim_tests import steps_comparison, time_comparison
+from levelfield.reports.claim_weigh import evidence, sampled, settled
 from levelfield.reports.text import clean, listed
 from levelfield.reports.view import Method, View
 

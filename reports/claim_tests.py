@@ -27,10 +27,8 @@ from levelfield.reports.claim_parts import (
     Part,
     Unit,
     Withheld,
-    evidence,
-    sampled,
-    within,
 )
+from levelfield.reports.claim_weigh import evidence, sampled, within
 from levelfield.reports.text import clean
 from levelfield.reports.view import Method, View
 

@@ -10,6 +10,7 @@ from typing import Any
 from levelfield.bench.registry import SECTIONS
 from levelfield.bench.spec import Section
 from levelfield.bench.store import write_atomic
+from levelfield.reports import units
 from levelfield.reports import view as views
 from levelfield.reports.blocks import Block, Bullets, Code, Figure, Prose, Table
 from levelfield.reports.eligible import dig
@@ -79,7 +80,7 @@ def _attempt(section: Section, view: views.View) -> Block | None:
     except Exception as error:
         text = f"This section failed: {type(error).__name__}: {clean(error)}"
         return Block(parts=(Prose(text, "strong"),))
-    return block
+    return block if block is None else units.block_in_unit(view, block)
 
 
 def csv(table: Table) -> str:
@@ -93,8 +94,8 @@ def render(view: views.View, rendered: Sequence[Rendered]) -> str:
     return fill(
         title=clean(view.setting("name", default=view.path.name)),
         summary=clean(view.setting("summary", default="")),
-        headline=headline(view),
-        subline=subline(view),
+        headline=units.in_unit(view, headline(view)),
+        subline=units.in_unit(view, subline(view)),
         facts=facts(view),
         alerts=[*alerts(view), *left_out()],
         rendered=rendered,

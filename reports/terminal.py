@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from levelfield.reports import tables
+from levelfield.reports import tables, units
 from levelfield.reports import view as views
 from levelfield.reports.headline import headline
 
@@ -17,7 +17,7 @@ def summary(run: views.RunLike) -> list[str]:
     frame = tables.leaderboard(view)
     rows = frame.to_dict("records")
     width = max([20, *(len(str(row["method"])) + 2 for row in rows)])
-    head = f"{'place':>5}  {'method':<{width}}{'loss':>9}{'± 95 %':>9}{'step':>8}{'state KiB':>11}"
+    head = f"{'place':>5}  {'method':<{width}}{units.in_unit(view, 'loss'):>9}{'± 95 %':>9}{'step':>8}{'state KiB':>11}"
     lines = [head]
     for row in rows:
         lines.append(
@@ -27,7 +27,7 @@ def summary(run: views.RunLike) -> list[str]:
             f"{_cell(row.get('step_time_ratio'), '.2f', 'x'):>8}"
             f"{_cell(_kib(row.get('state_bytes')), '.1f'):>11}"
         )
-    return [*lines, headline(view)]
+    return [*lines, units.in_unit(view, headline(view))]
 
 
 def _half(row: Mapping[Hashable, Any]) -> float | None:

@@ -21,7 +21,8 @@ from levelfield.bench.shapes import SHAPES
 from levelfield.bench.spec import ENGINE_VERSION, BenchError
 from levelfield.bench.store import load_run
 from levelfield.reports import claim_counts, claims_table, view
-from levelfield.reports.claim_parts import SAVED, Part, counted
+from levelfield.reports.claim_parts import SAVED, Part
+from levelfield.reports.claim_weigh import counted
 from levelfield.reports.claims import CLAIMS, Claim, Size
 from levelfield.reports.claims_table import VERDICTS, Judged
 from levelfield.reports.text import clean, markdown

@@ -32,7 +32,7 @@ from levelfield.bench.check_bare import Bare
 from levelfield.bench.check_bench import Bench, distance
 from levelfield.bench.check_steps import accumulation_error
 from levelfield.bench.check_targets import exact_target
-from levelfield.bench.registry import OPTIMIZERS, lacking
+from levelfield.bench.registry import OPTIMIZERS, lacking, whole_model
 from levelfield.bench.spec import BenchError, OptimizerSpec
 from levelfield.reports.text import markdown
 
@@ -241,11 +241,11 @@ def page(support: dict[str, dict[str, Fact]]) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
-    names = sys.argv[1:] or list(OPTIMIZERS.entries())
+    names = sys.argv[1:] or whole_model(OPTIMIZERS.entries())
     there = json.loads(DATA.read_text(encoding="utf-8")) if DATA.is_file() else {}
     for name in names:
         there[name] = measured(name)
-        support = {key: there[key] for key in sorted(OPTIMIZERS.entries()) if key in there}
+        support = {key: there[key] for key in whole_model(OPTIMIZERS.entries()) if key in there}
         DATA.write_text(json.dumps(support, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         PAGE.write_text(page(support), encoding="utf-8")
 

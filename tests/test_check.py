@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from levelfield.bench.check import CHECKS, Check, run_checks
-from levelfield.bench.registry import OPTIMIZERS
+from levelfield.bench.registry import OPTIMIZERS, whole_model
 from levelfield.bench.spec import OptimizerSpec
 from levelfield.bench.stepper import BuildContext, GradientStepper, StepBatch, StepResult
 from levelfield.tests import small
@@ -33,7 +33,7 @@ def outcomes(checks: dict[str, Check], outcome: str) -> dict[str, str]:
     return {name: item.reason for name, item in checks.items() if item.outcome == outcome}
 
 
-@pytest.fixture(params=sorted(OPTIMIZERS.entries()))
+@pytest.fixture(params=whole_model(OPTIMIZERS.entries()))
 def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
     return small.available(request.param)
 

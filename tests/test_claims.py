@@ -22,7 +22,8 @@ from levelfield.bench.store import Run
 from levelfield.reports import claim_counts, claim_families, claim_tests, claims_table, view
 from levelfield.reports.blocks import plain_rows
 from levelfield.reports.claim_layers import gathered
-from levelfield.reports.claim_parts import Absent, Evidence, Part, Power, counted, evidence, settled
+from levelfield.reports.claim_parts import Absent, Evidence, Part, Power
+from levelfield.reports.claim_weigh import counted, evidence, settled
 from levelfield.reports.claims import CLAIMS, LLAMA_1B, Claim, Paper, Size
 from levelfield.reports.claims_table import Judged, judge
 from levelfield.reports.sections.claims import SECTION

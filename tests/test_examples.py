@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -430,6 +430,25 @@ def test_held_out_examples_are_in_no_other_slice(tmp_path: Path) -> None:
     told("classification", train, "none is left for train, control", heldout=train)
 
 
+def test_options_in_another_order_are_the_same_question(tmp_path: Path) -> None:
+    header = "question\ta\tb\tc\tanswer"
+    rows = [("Which?", f"x{n}", f"y{n}", f"z{n}", "A") for n in range(200)]
+    turned = [(asked, c, b, a, "C") for asked, a, b, c, _ in rows[:60]]
+    sources = [
+        table(tmp_path / name, some, header) + "?options=a,b,c"
+        for name, some in (("a.tsv", rows), ("b.tsv", turned))
+    ]
+    # One question asked of all: each is a group of its own only by a group's name.
+    told("multiple_choice", sources[0], "none is left for")
+    grouped = [
+        table(tmp_path / f"g{name}", [(*row, row[2]) for row in some], f"{header}\tpage")
+        + "?options=a,b,c&group=page"
+        for name, some in (("a.tsv", rows), ("b.tsv", turned))
+    ]
+    found = examples.load("multiple_choice", *grouped)
+    assert found.facts["dropped_from_train_as_held_out"] == 60
+
+
 def test_control_is_never_large(tmp_path: Path) -> None:
     train = table(tmp_path / "a.tsv", many(11_000))
     held = table(tmp_path / "b.tsv", [(f"other {n}", n % 2) for n in range(50)])
@@ -690,12 +709,12 @@ class Hub:
     """In the place of `datasets.load_dataset`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: Iterable[dict[str, Any]] = []
         self.error: Exception | None = None
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         monkeypatch.setattr(datasets, "load_dataset", self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Iterable[dict[str, Any]]:
         self.calls.append((args, kwargs))
         if self.error is not None:
             raise self.error
@@ -722,6 +741,19 @@ def test_rows_of_the_hub_are_read_once_and_then_cached(hub: Hub) -> None:
     assert examples.load("classification", source).facts["digest"] == found.facts["digest"]
     assert len(hub.calls) == 1
     told("classification", f"{source}&limit=7", "cannot be reached", "file:PATH")
+
+
+def test_no_more_of_a_set_is_read_than_its_limit(hub: Hub) -> None:
+    def endless() -> Iterator[dict[str, Any]]:
+        for number in range(201):
+            yield {"text": f"s {number}", "label": number % 2}
+        raise ConnectionError("the line went dead")
+
+    hub.rows = endless()
+    found = examples.load("classification", "hf:a/b?limit=200")
+    assert len(every(found)) == 200
+    hub.rows = endless()
+    told("classification", "hf:a/b?limit=250", "cannot be reached")
 
 
 def test_questions_and_options_of_the_hub(hub: Hub) -> None:

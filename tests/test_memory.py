@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from levelfield.bench import architecture, memory, simulate
 from levelfield.bench.memory import GB, GIB, Plan, Row, capacity, margin
-from levelfield.bench.registry import OPTIMIZERS
+from levelfield.bench.registry import OPTIMIZERS, whole_model
 from levelfield.bench.spec import BenchError
 from levelfield.cli import app
 from levelfield.reports import memory as report
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def importable() -> list[str]:
     return [
         name
-        for name in sorted(OPTIMIZERS.entries())
+        for name in whole_model(OPTIMIZERS.entries())
         if all(importlib.util.find_spec(m) for m in OPTIMIZERS.load(name).value.requires)
     ]
 

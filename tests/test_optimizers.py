@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from levelfield.bench.build import build_stepper, claimed_state_bytes
 from levelfield.bench.meter import state_bytes
-from levelfield.bench.registry import OPTIMIZERS
+from levelfield.bench.registry import OPTIMIZERS, whole_model
 from levelfield.bench.spec import ROLES, Model, OptimizerSpec, ParamInfo, Protocol, Role
 from levelfield.bench.stepper import Parameter, StepBatch, Stepper
 from levelfield.bench.store import comparable
@@ -32,7 +32,7 @@ MODELS = {
 over_models = pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
 
 
-@pytest.fixture(params=sorted(OPTIMIZERS.entries()))
+@pytest.fixture(params=whole_model(OPTIMIZERS.entries()))
 def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
     return small.available(request.param)
 

@@ -14,7 +14,7 @@ from levelfield.bench.accounting import STRETCHES
 from levelfield.bench.architecture import Architecture, of_config, of_shape
 from levelfield.bench.build import claimed_state_bytes
 from levelfield.bench.meter import SCRATCH, Ledger, StorageTracker
-from levelfield.bench.registry import OPTIMIZERS, PROTOCOLS
+from levelfield.bench.registry import OPTIMIZERS, PROTOCOLS, whole_model
 from levelfield.bench.shapes import SHAPES, Shape
 from levelfield.bench.simulate import Seen, Simulator, Workload
 from levelfield.bench.spec import Model, OptimizerSpec
@@ -69,7 +69,7 @@ def same(one: Seen, other: Seen) -> None:
 # --- every method -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS.entries()))
+@pytest.mark.parametrize("name", whole_model(OPTIMIZERS.entries()))
 def test_a_fake_step_is_a_real_one_without_the_memory(name: str) -> None:
     spec, load = load_spec(name), quick()
     simulated = fake(spec, load)
@@ -259,7 +259,7 @@ def test_nothing_is_left_behind_and_simulations_repeat() -> None:
 
 
 def test_a_step_shows_what_a_method_does_once_a_period() -> None:
-    for name in sorted(OPTIMIZERS.entries()):
+    for name in whole_model(OPTIMIZERS.entries()):
         spec = OPTIMIZERS.load(name).value
         steps = simulate.horizon(spec, spec.defaults())
         switches = spec.switches(spec.defaults(), simulate.HORIZON)

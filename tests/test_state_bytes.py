@@ -15,7 +15,7 @@ from levelfield.bench import models
 from levelfield.bench.build import build_stepper, claimed_state_bytes
 from levelfield.bench.check_claims import CONSTANTS, scalars
 from levelfield.bench.meter import StorageTracker, state_bytes
-from levelfield.bench.registry import OPTIMIZERS
+from levelfield.bench.registry import OPTIMIZERS, whole_model
 from levelfield.bench.spec import Model, OptimizerSpec, Protocol
 from levelfield.bench.stepper import StepBatch
 from levelfield.tests import small
@@ -30,7 +30,7 @@ MODELS = {
 """Odd widths, tall and flat matrices, one head and several, a tied head."""
 
 
-@pytest.fixture(params=sorted(OPTIMIZERS.entries()))
+@pytest.fixture(params=whole_model(OPTIMIZERS.entries()))
 def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
     return small.available(request.param)
 

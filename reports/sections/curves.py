@@ -31,7 +31,7 @@ def render(view: View) -> Block | None:
     ]
     if any(measure.known(loss) is not None for loss in measure.target_losses(view).values()):
         parts += [Prose(_target_words(view)), _target_table(view)]
-    return Block(parts=tuple(parts))
+    return Block(parts=tuple(parts), nats=True)
 
 
 def _target_words(view: View) -> str:

@@ -62,7 +62,7 @@ def report_batches(view: View, batch: int | None) -> int | None:
         return None
     packed = view.setting("data", "packing", default=True)
     rows = (tokens - 1) // length if packed else tokens // (length + 1)
-    return math.ceil(rows / batch)
+    return math.ceil(int(rows) / batch)
 
 
 def _exp(loss: float | None, reason: str) -> Measured:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from levelfield.bench.spec import Section
-from levelfield.reports import facts
+from levelfield.reports import facts, units
 from levelfield.reports.blocks import Block, Column, Prose, grid
 from levelfield.reports.text import fixed, significant
 from levelfield.reports.view import View
+
+UNSCORED = (
+    "Diverged: a loss that is not finite, a final loss above the initial one, or above the "
+    "running minimum + 0.5 nats. Undertrained: final loss above 0.95 × the initial loss."
+)
+SCORED = (
+    "Diverged: a loss that is not finite, or a final training loss above 1.2 × the initial "
+    "held-out loss. Undertrained: final training loss above 0.95 × the initial loss. The held-out "
+    "loss does not decide here: it may rise while the score does not fall."
+)
 
 
 def render(view: View) -> Block | None:
@@ -28,10 +38,8 @@ def render(view: View) -> Block | None:
             Column("loss_range_over_seeds_nats", "range over seeds, nats", lambda v: fixed(v, 4)),
         ],
     )
-    words = (
-        "Diverged: a loss that is not finite, a final loss above the initial one, or above the "
-        "running minimum + 0.5 nats. Undertrained: final loss above 0.95 × the initial loss. A "
-        "spike is a step whose training loss exceeds the trend of its trailing window by 7 "
+    words = (SCORED if units.scored(view) else UNSCORED) + (
+        " A spike is a step whose training loss exceeds the trend of its trailing window by 7 "
         "standard deviations. The gradient norm is the global one before clipping. The tuner looks "
         "for the limit of stability on purpose, so diverged trials are no flaw by themselves."
     )
