@@ -18,7 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from levelfield.bench import archives, documents, example_layouts, file_rows, source_hub
+from levelfield.bench import (
+    archives,
+    documents,
+    example_layouts,
+    file_opening,
+    file_rows,
+    source_hub,
+)
 from levelfield.bench.digest import did_you_mean
 from levelfield.bench.example_layouts import DEFAULTS, LAYOUTS, Layout
 from levelfield.bench.file_rows import Row
@@ -79,7 +86,7 @@ def _part(kind: str, source: str) -> Part:
         licence, notes = archive.licence, archives.of(archive)
     elif scheme == "file":
         layout = _layout(kind, found)
-        file_rows.check_options(found)
+        file_opening.check_options(found)
         rows, licence, notes = _files(name, layout, found), documents.UNKNOWN, {}
     else:
         layout = _layout(kind, found)
@@ -150,11 +157,11 @@ def _files(given: str, layout: Layout, found: Mapping[str, str]) -> Iterator[tup
     if layout.columns:
         form["columns"] = ",".join(layout.columns)
     any_row = False
-    for file in file_rows.files(given, SUFFIXES, form):
-        kind = file_rows.kind(file, SUFFIXES, form)
+    for file in file_opening.files(given, SUFFIXES, form):
+        kind = file_opening.kind(file, SUFFIXES, form)
         if kind not in ("csv", "tsv") and "columns" in found:
             raise BenchError(f"columns={found['columns']} of {file.name}", "it names its own")
-        with file_rows.told(file):
+        with file_opening.told(file):
             table = file_rows.ROWS.get(kind)
             for row in table(file, form, ()) if table else _json(file, form, layout):
                 any_row = True
@@ -165,11 +172,11 @@ def _files(given: str, layout: Layout, found: Mapping[str, str]) -> Iterator[tup
 
 def _json(path: Path, form: Mapping[str, str], layout: Layout) -> Iterator[Row]:
     unfold = layout.unfold or example_layouts.records
-    with file_rows.opened(path, form) as stream:
+    with file_opening.opened(path, form) as stream:
         try:
             document = json.load(stream)
         except UnicodeDecodeError as error:
-            raise file_rows.undecoded(path, error, 0) from None
+            raise file_opening.undecoded(path, error, 0) from None
         except (ValueError, RecursionError):
             raise BenchError(f"{path.name} is not JSON", "is the file whole?") from None
     place = "its beginning"

@@ -16,7 +16,13 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from levelfield.bench import documents, example_layouts, example_reading, example_source
+from levelfield.bench import (
+    documents,
+    example_classes,
+    example_layouts,
+    example_reading,
+    example_source,
+)
 from levelfield.bench.documents import SLICES
 from levelfield.bench.example_reading import Draft
 from levelfield.bench.example_reading import Example as Example
@@ -70,7 +76,7 @@ def _load(kind: str, source: str, heldout: str, seed: int, limit: int | None) ->
     given, words = _drafts(kind, source, facts, licences)
     names: tuple[str, ...] = ()
     if kind == "classification":
-        names = words or example_reading.classes(given)
+        names = words or example_classes.classes(given)
     found = _unique(given, names, facts)
     if heldout:
         facts["heldout"] = heldout
@@ -139,7 +145,7 @@ def _unique(drafts: Iterable[Draft], names: Sequence[str], facts: dict[str, Any]
     found: dict[str, Example] = {}
     count = 0
     for draft in drafts:
-        item = example_reading.made(draft, names)
+        item = example_classes.made(draft, names)
         count += 1
         found.setdefault(item.key, item)
     facts["duplicates"] = facts.get("duplicates", 0) + count - len(found)

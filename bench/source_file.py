@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from levelfield.bench import documents, file_rows
+from levelfield.bench import documents, file_opening, file_rows
 from levelfield.bench.digest import did_you_mean
 from levelfield.bench.documents import Source, Text
 from levelfield.bench.file_rows import Row
@@ -44,21 +44,21 @@ def read(rest: str) -> Source:
             f"{given} is a folder of a model, not of text",
             f"accepted: a folder of text; a tokenizer is given as data.tokenizer={given}",
         )
-    files = file_rows.files(given, SUFFIXES, found)
+    files = file_opening.files(given, SUFFIXES, found)
     limit = documents.limit_of(found)
     rule = found.get("document", "block")
     if rule not in RULES:
         raise BenchError(f"document={rule}", did_you_mean(rule, RULES))
-    file_rows.check_options(found)
+    file_opening.check_options(found)
     notes = {"files": len(files)}
     texts = (text for path in files for text in _read_file(path, found))
     return Source(texts=documents.first(texts, limit), notes=notes)
 
 
 def _read_file(path: Path, found: Mapping[str, str]) -> Iterator[Text]:
-    kind = file_rows.kind(path, SUFFIXES, found)
+    kind = file_opening.kind(path, SUFFIXES, found)
     any_text = False
-    with file_rows.told(path):
+    with file_opening.told(path):
         for text in _text(path, found) if kind == "text" else _cells(path, kind, found):
             any_text = True
             yield text
@@ -95,8 +95,8 @@ def _text(path: Path, found: Mapping[str, str]) -> Iterator[Text]:
     def flush() -> Text:
         return Text(name=f"{path.name}:{start}", text="".join(held), continued=continued)
 
-    with file_rows.opened(path, found) as stream:
-        for number, line in file_rows.lines(path, stream, documents.MOST_CHARACTERS):
+    with file_opening.opened(path, found) as stream:
+        for number, line in file_opening.lines(path, stream, documents.MOST_CHARACTERS):
             if held and (number > start or continued) and _starts(rule, line, size, held[-1]):
                 yield flush()
                 held, size, start, continued = [], 0, number, False

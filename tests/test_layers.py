@@ -45,7 +45,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "__init__.py": (),
     "optimizers": (
         *("torch", "pytorch_optimizer", "bitsandbytes", "torchao"),
-        *("galore_torch", "apollo_torch"),
+        *("galore_torch", "apollo_torch", "peft"),
     ),
     "protocols": (),
     "reports": ("jinja2", "markupsafe", "matplotlib", "numpy", "pandas", "scipy"),
