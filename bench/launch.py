@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -33,6 +34,8 @@ SOCKET, PARENT = "LEVELFIELD_SOCKET", "LEVELFIELD_PARENT"
 """Environment of a member: where it reports, and the process that started it."""
 DONE = "done"
 """Tells a member to end."""
+MOMENT_S = 1.0
+"""Seconds in which a process that is gone is noticed at the latest."""
 
 
 def grouped(devices: Sequence[str], processes: int) -> tuple[str, ...]:
@@ -160,6 +163,8 @@ class _Desk:
                 continue
             for member in [member for member in self._members if member in ready]:
                 record = record or self._heard(member)
+            if record is not None and record.status in BROKEN:
+                self._listen_on()
             if self._lost:
                 record = None  # what the others say now is that one is gone
             if record is None and ready == [self._launcher.ended_read]:
@@ -187,6 +192,13 @@ class _Desk:
             self._report(message)
             return None
         return message if rank == 0 or message.status in BROKEN else None
+
+    def _listen_on(self) -> None:
+        """For a moment, hear whether a process is gone: then that is why another one broke."""
+        end_s = time.monotonic() + MOMENT_S
+        while self._members and not self._lost and time.monotonic() < end_s:
+            for member in wait(self._members, end_s - time.monotonic()):
+                self._heard(member)  # type: ignore[arg-type]
 
     def _died(self) -> TrialRecord:
         from levelfield.bench.train_request import failed_record

@@ -8,6 +8,7 @@ with a rank of its own for each layer.
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,9 @@ def as_lora(model: nn.Module) -> Any:
         modules_to_save=head or None,
         bias="none",
     )
-    exported = get_peft_model(plain, config)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a library tells of another one
+        exported = get_peft_model(plain, config)  # type: ignore[arg-type]
     with torch.no_grad():
         for name, update in acting.items():
             layer: Any = exported.base_model.model.get_submodule(name)
@@ -132,4 +135,7 @@ def _head(model: nn.Module) -> list[str]:
 
 def export(model: nn.Module, folder: Path) -> None:
     """Write `as_lora` into a folder."""
-    as_lora(model).save_pretrained(str(folder))
+    exported = as_lora(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported.save_pretrained(str(folder))

@@ -80,6 +80,11 @@ class Rule:
         self.plain: dict[str, Any] = {}
         """Numbers and lists that a checkpoint needs beside the tensors of `kept`."""
 
+    def attach(self, inner: GradientStepper) -> None:
+        """Told the method under the adapter."""
+        if self.warmup is not None:
+            self.clock = Clock(self.modules, self.warmup, adam_betas(inner.optimizers))
+
     def backward(self, batch: StepBatch, step: int) -> Tensor:
         """The passes of a step; the mean loss."""
         return batch.backward()
@@ -136,7 +141,7 @@ class AdapterStepper:
     def __init__(self, ctx: BuildContext, rule: Rule, name: str) -> None:
         assert ctx.inner is not None
         inner = ctx.inner()
-        if not isinstance(inner, GradientStepper):
+        if not isinstance(inner, GradientStepper) or type(inner).step is not GradientStepper.step:
             raise BenchError(
                 f"{name} acts between gradient and update, and {type(inner).__name__} drives its "
                 "own step",
@@ -149,8 +154,7 @@ class AdapterStepper:
             for group in optimizer.param_groups
             for param in group["params"]
         ]
-        if rule.warmup is not None:
-            rule.clock = Clock(rule.modules, rule.warmup, adam_betas(inner.optimizers))
+        rule.attach(inner)
         rule.refresh()
 
     @property

@@ -2,21 +2,20 @@
 
     y = W x + (alpha / r) B (g * A x)          g: [r], from N(0, 1)
     g <- update of the method under it
-    g <- sign(g) max(|g| - xi_t, 0)            xi_t = (`shrinkage` / T) * schedule
+    g <- sign(g) max(|g| - xi_t, 0)            xi_t = eta_t * `sparsity`
 
-T: steps of the run. The paper's threshold is eta_t lambda, which follows the schedule; its scripts
-give the threshold at full rate, 3e-4, for 14,370 steps (STS-B): what a gate can lose in a whole
-run, 4.3, is the same at any horizon here. Deployed are the components whose gate is not zero, the
-gate folded into B.
+eta_t: the gates' rate in that step. Deployed are the components whose gate is not zero, the gate
+folded into B.
 
-`shrink`: `prox` is the line above. `code` is what the reference file does: the threshold is not
-scaled by the rate, and |g| > xi is reduced first and |g| < xi zeroed then, so that anything below
-2 xi falls to zero at once. `l1`: eta of the term eta mean |g| that the code also adds to the loss.
+`shrink`: `prox` is the line above. `code` is what the reference file does: the threshold is that of
+the full rate in every step, and |g| > xi is reduced first and |g| < xi zeroed then, so that anything
+below 2 xi falls to zero at once. `l1`: eta of the term eta mean |g| that the code also adds to the loss.
 
 Paper: Ning Ding, Xingtai Lv, Qiaosen Wang, Yulin Chen, Bowen Zhou, Zhiyuan Liu, Maosong Sun,
 "Sparse Low-rank Adaptation of Pre-trained Language Models", https://arxiv.org/abs/2311.11696, 2023.
 Reference code: https://github.com/TsinghuaC3I/SoRA @ c275ac23. Defaults of its scripts: r 8, alpha
-16, lr 8e-4, weight decay .1 (of A, B and the head; not of gates), xi 3e-4 as above.
+16, lr 8e-4, weight decay .1 (of A, B and the head; not of gates), sparsity .375: a threshold of 3e-4
+at that rate.
 
 Deviations: layer norms stay frozen (its lora_config.json trains them); `l1` is 0 (the proximal step
 is the paper's whole regulariser); gates share the rate of A and B.
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 
 from levelfield.bench import space
 from levelfield.bench.spec import BenchError, OptimizerSpec
-from levelfield.bench.stepper import AdapterContext, BuildContext
+from levelfield.bench.stepper import AdapterContext, BuildContext, GradientStepper
 from levelfield.optimizers._adapter import LowRankLinear, check_rank, inject, kaiming_
 from levelfield.optimizers._adapter_stepper import AdapterStepper, Kept, Rule, count
 from levelfield.optimizers._claims import copies
@@ -78,10 +77,16 @@ class Sora(Rule):
         if hparams["shrink"] not in SHRINK:
             raise BenchError(f"sora: shrink={hparams['shrink']!r}", "accepted: prox, code")
         self.gates = [layer.lora_E for layer in self.modules if layer.lora_E is not None]
-        self.xi = hparams["shrinkage"] / ctx.total_steps
+        self.sparsity = float(hparams["sparsity"])
+        self.group: dict[str, Any] = {}
         self.l1, self.shrink = hparams["l1"], hparams["shrink"]
         self._every = max(1, ctx.total_steps // 50)
         self.kept.series = {"total_rank": []}
+
+    def attach(self, inner: GradientStepper) -> None:
+        gates = {id(gate) for gate in self.gates}
+        groups = [group for optimizer in inner.optimizers for group in optimizer.param_groups]
+        self.group = next(g for g in groups if any(id(p) in gates for p in g["params"]))
 
     def before(self, step: int) -> None:
         if self.l1:
@@ -92,7 +97,8 @@ class Sora(Rule):
                         gate.grad += share * gate.sign()
 
     def after(self, step: int, lr_scale: float, grads: Mapping[int, Tensor]) -> None:
-        xi = self.xi * (lr_scale if self.shrink == "prox" else 1.0)
+        rate = self.group["lr" if self.shrink == "prox" else "base_lr"]
+        xi = self.sparsity * float(rate)
         for gate in self.gates:
             SHRINK[self.shrink](gate, xi)
         if (step + 1) % self._every == 0:  # a point of the series stays on the device
@@ -135,7 +141,7 @@ SPEC = OptimizerSpec(
         "alpha": 16.0,
         "dropout": 0.0,
         "target": "all-linear",
-        "shrinkage": 4.3,
+        "sparsity": 0.375,
         "shrink": "prox",
         "l1": 0.0,
         "weight_decay": 0.1,

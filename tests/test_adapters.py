@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from levelfield.bench import models
+from levelfield.bench.build import adapt
 from levelfield.bench.check import run_checks
 from levelfield.bench.meter import state_bytes
 from levelfield.bench.reference import load_spec
@@ -259,10 +261,8 @@ def test_a_rank_unit_costs_what_the_papers_count(
 )
 def test_parameters_on_deberta_v3_base(name: str, elements: int) -> None:
     spec = load_spec(name).value
+    protocol = cases.start("lora").protocol
     with torch.device("meta"):
-        from levelfield.bench.build import adapt
-
-        protocol = cases.start("lora").protocol
         model = adapt(spec, protocol, meta_model("deberta"), spec.defaults(), 0)
     found = models.parameters(model)
     assert sum(p.info.numel for p in found if is_adapter(p.info.name)) == elements
@@ -286,7 +286,8 @@ def test_lora_of_rank_eight_is_the_papers_size() -> None:
 def test_exported_it_is_a_plain_lora_that_peft_loads(name: str, tmp_path: Path) -> None:
     from peft import LoraConfig, PeftConfig, PeftModel
 
-    changes = {"shrinkage": 60.0} if name == "sora" else {}  # so that gates close
+    warnings.simplefilter("ignore")  # of peft on transformers
+    changes = {"sparsity": 4.0} if name == "sora" else {}  # so that gates close
     case = cases.start(name, **changes)
     case.take(cases.STEPS)
     with case.stepper.evaluating(), torch.no_grad():
@@ -361,7 +362,7 @@ def test_a_method_that_cannot_be_under_an_adapter_is_refused(reference: str, mes
 
 def test_a_rule_needs_gradients_between_pass_and_update() -> None:
     with pytest.raises(BenchError, match="increlora acts between gradient and update"):
-        cases.start("increlora(inner=schedulefree_adamw)")
+        cases.start("increlora(inner=sophia)")
 
 
 # --- mistakes ---------------------------------------------------------------------------------

@@ -139,23 +139,22 @@ def check_equal(parallel: str, names: Sequence[str]) -> None:
         failed = [why for why in (mine, others) if isinstance(why, str)]
         assert not failed, f"{name}: {failed}"
         record, losses, weights = mine
-        alone, _, _ = learned(name, PROTOCOL)
         # Sums are taken part by part, as one process takes them that gathers two parts: rounding
         # that a method blows up (eigenvectors of equal eigenvalues) is the same in both.
-        parts, parts_losses, parts_weights = learned(
+        alone, alone_losses, alone_weights = learned(
             name, replace(PROTOCOL, engine=Engine(accumulation=2))
         )
-        assert losses == pytest.approx(parts_losses, rel=1e-5), name
-        assert torch.dist(torch.from_numpy(weights), parts_weights) <= 1e-4 * parts_weights.norm()
+        assert losses == pytest.approx(alone_losses, rel=1e-5), name
+        assert torch.dist(torch.from_numpy(weights), alone_weights) <= 1e-4 * alone_weights.norm()
         assert (weights == others[2]).all(), name
         assert record.batches_sha256 == alone.batches_sha256 == others[0].batches_sha256
         assert record.weights_sha256 == alone.weights_sha256
         assert record.status == alone.status
         assert record.passes == alone.passes
         assert record.tokens == alone.tokens
-        assert record.selection_loss == pytest.approx(parts.selection_loss, rel=1e-5)
-        assert record.report_loss == pytest.approx(parts.report_loss, rel=1e-5)
-        assert record.max_grad_norm == pytest.approx(parts.max_grad_norm, rel=1e-3)
+        assert record.selection_loss == pytest.approx(alone.selection_loss, rel=1e-5)
+        assert record.report_loss == pytest.approx(alone.report_loss, rel=1e-5)
+        assert record.max_grad_norm == pytest.approx(alone.max_grad_norm, rel=1e-3)
         check_measured(parallel, record, alone)
 
 
@@ -412,7 +411,7 @@ def at_the_desk(
         for thread in threads:
             thread.start()
         if died != (0, 0):
-            ending = threading.Timer(0.3, os.close, [launcher.ended_write])
+            ending = threading.Timer(0.6, os.close, [launcher.ended_write])
             ending.start()
         desk: Any = launch._Desk(listener, launcher, request, reported.append)  # type: ignore[arg-type]
         record = desk.record()
@@ -439,9 +438,15 @@ def test_another_one_tells_what_broke(tmp_path: Path) -> None:
     assert (record.status, told) == ("oom", [launch.DONE] * 2)
 
 
-def test_one_that_vanished_is_the_reason(tmp_path: Path) -> None:
-    """Whatever the others say about it."""
-    record, _, _ = at_the_desk(tmp_path, [0.2, ended("error")], [None], died=(1, -signal.SIGKILL))
+@pytest.mark.parametrize("later_s", [0.2, -0.2])
+def test_one_that_vanished_is_the_reason(tmp_path: Path, later_s: float) -> None:
+    """Whatever the others say about it, before or after it is noticed."""
+    record, _, _ = at_the_desk(
+        tmp_path,
+        [max(0.0, later_s), ended("error")],
+        [max(0.0, -later_s), None],
+        died=(1, -signal.SIGKILL),
+    )
     assert record.status == "killed"
     assert record.reason is not None
     assert record.reason.startswith("process 1 of 2: ended from outside by SIGKILL")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.bench import stats
 from levelfield.bench.spec import Section
-from levelfield.reports.blocks import Block, Cell, Column, Prose, grid
+from levelfield.reports.blocks import Block, Cell, Column, Prose, Table, plain_rows
 from levelfield.reports.eligible import dig
 from levelfield.reports.frames import frame
 from levelfield.reports.measure import Measured, Missing
@@ -36,28 +36,56 @@ LOSS = "cross_entropy"
 
 def render(view: View) -> Block | None:
     """One table, and how to read it; nothing for a task without scores."""
-    table = scores(view)
-    if table.empty:
+    found = scores(view)
+    if found.empty:
         return None
-    columns = [
-        Column("score", "score", align="left"),
-        Column("method", "method", align="left"),
-        Column("last_step", "after the last step", _four),
-        Column("best_epoch", "at the best epoch", _four),
-        Column("constant", "without looking", _four),
-        Column("seeds", "seeds"),
+    return Block(parts=(_table(view, found), *(Prose(text, "beside") for text in _reading(view))))
+
+
+def _table(view: View, found: DataFrame) -> Table:
+    """A row a method, a column a score, and a last row for answers without looking."""
+    by_cell = {(row["method"], row["score"]): row for row in plain_rows(found)}
+    names = list(dict.fromkeys(score for _, score in by_cell))
+    rows = [
+        (
+            Cell(text=clean(method.name), sub=plural(len(method.good), "seed")),
+            *(_cell(by_cell[clean(method.name), name]) for name in names),
+        )
+        for method in view.methods
     ]
-    drawn = grid(
-        "scores",
-        "Scores on the report examples",
-        table,
-        columns,
-        decorate={
-            "last_step": lambda row: _interval(row, "last_step"),
-            "best_epoch": lambda row: _interval(row, "best_epoch"),
-        },
+    first = clean(view.methods[0].name)
+    levels = [by_cell[first, name]["constant"] for name in names]
+    rows.append(
+        (
+            Cell(text="without looking"),
+            *(Cell(text="–" if level is None else _four(level)) for level in levels),
+        )
     )
-    return Block(parts=(drawn, *(Prose(text, "beside") for text in _reading(view))))
+    return Table(
+        name="scores",
+        caption="Scores on the report examples",
+        frame=found,
+        columns=(
+            Column("method", "method", align="left"),
+            *(Column(name, name.replace("_", " ")) for name in names),
+        ),
+        rows=tuple(rows),
+        muted=frozenset({len(rows) - 1}),
+    )
+
+
+def _cell(row: Mapping[str, Any]) -> Cell:
+    """After the last step, and below it at the best epoch."""
+    if row["last_step"] is None:
+        return Cell(text="–", kind="none", title="no final trial has it")
+    best = "" if row["best_epoch"] is None else f"best {_with_reach(row, 'best_epoch')}"
+    return Cell(text=_with_reach(row, "last_step"), sub=best)
+
+
+def _with_reach(row: Mapping[str, Any], key: str) -> str:
+    if row[f"{key}_low"] is None:
+        return _four(row[key])
+    return f"{_four(row[key])} ± {_four((row[f'{key}_high'] - row[f'{key}_low']) / 2)}"
 
 
 def scores(view: View) -> DataFrame:
@@ -129,13 +157,6 @@ def _plain_mean(values: Iterable[float]) -> float:
     return sum(held) / len(held)
 
 
-def _interval(row: Mapping[str, Any], key: str) -> Cell | None:
-    if row[key] is None or row[f"{key}_low"] is None:
-        return None
-    half = (row[f"{key}_high"] - row[f"{key}_low"]) / 2
-    return Cell(text=_four(row[key]), sub=f"± {_four(half)}")
-
-
 def _four(value: float) -> str:
     return fixed(value, 4)
 
@@ -145,14 +166,15 @@ def _reading(view: View) -> list[str]:
     over = "the independent tuning studies" if several else "the final seeds"
     metric = clean(str(view.setting("task", "metric", default="")))
     told = [
-        f"Mean and 95 % t interval over {over}, of examples that chose nothing. The methods are "
+        f"Mean after the last step and 95 % t interval over {over}, on examples that chose "
+        "nothing; below it the same at the best epoch. The methods are "
         + (
             f"tuned and ranked by {metric} after the last step"
             if metric
             else "tuned and ranked by the loss after the last step"
         )
-        + "; its best epoch is the one in which the selection examples score best, which is what "
-        "most papers report. Without looking: what the best constant answer scores, or a guess "
+        + "; the best epoch is the one in which the selection examples score best: most papers "
+        "report such a one. Without looking: what the best constant answer scores, or a guess "
         "among options."
     ]
     if metric and (before := _before(view)):
