@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class ExtractiveQA(ExampleTask):
     SCORES = ("exact_match", "f1", *PARTS)
     EXAMPLES = "extractive_qa"
 
-    @property
+    @cached_property
     def unanswerable(self) -> bool:
         """Whether the set has questions without an answer."""
         return any(not item.answers for items in self.examples.slices.values() for item in items)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class GenerativeQA(ExampleTask):
     def reads_mask(self) -> bool:
         return False
 
-    @property
+    @cached_property
     def unanswerable(self) -> bool:
         """Whether the set has questions without an answer."""
         return any(not item.answers for items in self.examples.slices.values() for item in items)

@@ -29,6 +29,7 @@ from levelfield.bench.encode import Array, Row
 from levelfield.bench.example_batches import Batch, Item, by_length, drawn_class
 from levelfield.bench.example_task import ExampleTask, called
 from levelfield.bench.examples import Example, Examples
+from levelfield.bench.sources import IGNORED
 from levelfield.bench.spec import BenchError
 
 LEAST = torch.finfo(torch.float32).min
@@ -203,6 +204,9 @@ class MultipleChoice(ExampleTask):
         for places in by_length(items):
             batch = self.to_device(self.collate([items[place] for place in places]), device)
             targets = answer_loss.next_tokens(batch.inputs["input_ids"], batch.targets)
-            logits = called(self, model, batch)[:, :-1]
-            found[places] = answer_loss.losses(logits, targets).double().cpu().numpy()
+            rows, columns = (targets != IGNORED).nonzero(as_tuple=True)
+            logits = called(self, model, batch, (rows, columns))  # a vocabulary is wide
+            nats = nn.functional.cross_entropy(logits, targets[rows, columns], reduction="none")
+            sums = torch.zeros(len(places), device=device).index_add(0, rows, nats)
+            found[places] = sums.double().cpu().numpy()
         return found

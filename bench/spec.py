@@ -423,6 +423,9 @@ class Evaluation:
     sequences: int = 64
     """Sequences of the selection slice behind a point of the curve; the last evaluation reads the
     whole slices."""
+    most: int | None = None
+    """Sequences or examples of a slice that the last evaluation reads at most, spread evenly over
+    it; None: the whole slice."""
     legacy_batch: int | None = None
     """Sequences an evaluation batch of the papers whose loss is a sum of n batch means over n + 1:
     their form of the perplexity is then printed beside ours."""

@@ -275,6 +275,7 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
         "data.sequence": protocol.data.sequence,
         "evaluation.every": protocol.evaluation.every,
         "evaluation.sequences": protocol.evaluation.sequences,
+        "evaluation.most": protocol.evaluation.most or 1,
         "timing.windows": protocol.timing.windows,
         "timing.steps": protocol.timing.steps,
         "tuner.generation": protocol.tuner.generation,

@@ -161,7 +161,9 @@ class ArdLora(Rule):
 
     def told(self) -> dict[str, Any]:
         held = [len(layer.fixed) for layer in self.modules]
-        ranks = self.plain["ranks"] or [round(float(layer.soft_rank())) for layer in self.soft]
+        ranks = self.plain["ranks"] or [
+            round(float(layer.soft_rank().detach())) for layer in self.soft
+        ]
         return {
             "trained_parameters": count(self.modules, held, gains=len(held)),
             "deployed_parameters": count(self.modules, ranks),

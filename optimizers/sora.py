@@ -8,14 +8,15 @@ eta_t: the gates' rate in that step. Deployed are the components whose gate is n
 folded into B.
 
 `shrink`: `prox` is the line above. `code` is what the reference file does: the threshold is that of
-the full rate in every step, and |g| > xi is reduced first and |g| < xi zeroed then, so that anything
-below 2 xi falls to zero at once. `l1`: eta of the term eta mean |g| that the code also adds to the loss.
+the full rate in every step, and |g| > xi is reduced first and |g| < xi zeroed then, so that
+anything below 2 xi falls to zero at once. `l1`: eta of the term eta mean |g| that the code adds to the
+loss as well.
 
 Paper: Ning Ding, Xingtai Lv, Qiaosen Wang, Yulin Chen, Bowen Zhou, Zhiyuan Liu, Maosong Sun,
 "Sparse Low-rank Adaptation of Pre-trained Language Models", https://arxiv.org/abs/2311.11696, 2023.
 Reference code: https://github.com/TsinghuaC3I/SoRA @ c275ac23. Defaults of its scripts: r 8, alpha
-16, lr 8e-4, weight decay .1 (of A, B and the head; not of gates), sparsity .375: a threshold of 3e-4
-at that rate.
+16, lr 8e-4, weight decay .1 (of A, B and the head; not of gates), sparsity .375: a threshold of
+3e-4 at that rate.
 
 Deviations: layer norms stay frozen (its lora_config.json trains them); `l1` is 0 (the proximal step
 is the paper's whole regulariser); gates share the rate of A and B.

@@ -123,15 +123,23 @@ def _panel(axes: Axes, view: View, methods: Sequence[Method], series: str) -> No
         if found is None:
             continue
         color = look(method, view).color
-        low, middle, high = map(_drawable, (found.low, found.middle, found.high))
-        axes.fill_between(found.rounds, low, high, color=color, alpha=0.11, linewidth=0)
+        rounds, low, middle, high = map(
+            _thinned, (found.rounds, *map(_drawable, (found.low, found.middle, found.high)))
+        )
+        axes.fill_between(rounds, low, high, color=color, alpha=0.11, linewidth=0)
         width = max(1.5, 3.0 - 0.8 * place)
-        axes.plot(found.rounds, middle, color=color, linewidth=width, zorder=3 + place)
+        axes.plot(rounds, middle, color=color, linewidth=width, zorder=3 + place)
     axes.margins(x=0)
 
 
 def _drawable(values: Sequence[float]) -> list[float]:
     return [max(value, LEAST) for value in values]
+
+
+def _thinned(values: Sequence[float]) -> list[float]:
+    """About a hundred of them, the first and the last among them."""
+    stride = max(1, len(values) // 100)
+    return [*values[:-1:stride], values[-1]]
 
 
 def _power(value: float, _: object = None) -> str:
@@ -144,8 +152,8 @@ def _frozen(axes: Axes, view: View, methods: Sequence[Method], series: str) -> N
     for method in methods:
         found = band(method, series)
         if found is not None and len(found.middle) > 1 and len(set(found.middle)) == 1:
-            place = (found.rounds[-1], _drawable(found.middle)[-1])
-            axes.annotate("frozen", place, (-4, 4), textcoords="offset points", ha="right",
+            place = ((found.rounds[0] + found.rounds[-1]) / 2, _drawable(found.middle)[-1])
+            axes.annotate("frozen", place, (0, 4), textcoords="offset points", ha="center",
                           color=look(method, view).color, fontsize=10)  # fmt: skip
 
 

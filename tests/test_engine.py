@@ -1,0 +1,247 @@
+"""How a step is carried out changes nothing that is learned; models of one's own; kept weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from levelfield.bench import model_source, models, tasks
+from levelfield.bench.settings import apply_settings
+from levelfield.bench.spec import BenchError, Model, Protocol, TrialRecord
+from levelfield.tests import small
+
+DEVICE = torch.device("cpu")
+MINE = '''
+import torch
+from types import SimpleNamespace
+
+class Mine(torch.nn.Module):
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.embed = torch.nn.Embedding(vocabulary, 16)
+        self.out = torch.nn.Linear(16, vocabulary)
+
+    def forward(self, input_ids):
+        return SimpleNamespace(logits=self.out(self.embed(input_ids)))
+
+def build(vocabulary, positions):
+    return Mine(vocabulary)
+
+def nothing(vocabulary, positions):
+    return None
+
+def broken(vocabulary, positions):
+    raise ValueError("no such thing\\nat all")
+'''
+
+
+def changed(*settings: str, protocol: Protocol = small.PROTOCOL) -> Protocol:
+    return apply_settings(protocol, settings)
+
+
+def trained(protocol: Protocol, method: str = "adamw") -> TrialRecord:
+    record = small.train(method, protocol)
+    assert record.status in ("ok", "undertrained"), record.reason
+    return record
+
+
+def losses(record: TrialRecord) -> list[float]:
+    return [loss for _, loss in record.train_loss] + [point[2] for point in record.curve]
+
+
+# --- how a step is carried out -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("method", ["adamw", "sophia", "adafrugal"])
+def test_a_batch_in_parts_is_the_batch(method: str, packing: bool) -> None:
+    """Rows differ in how much of them is padding: parts count by what is predicted in them."""
+    whole = changed(f"data.packing={packing}")
+    parts = changed(f"data.packing={packing}", "engine.accumulation=4")
+    one, other = trained(whole, method), trained(parts, method)
+    assert other.batches_sha256 == one.batches_sha256
+    assert losses(other) == pytest.approx(losses(one), rel=2e-3 if method == "sophia" else 1e-4)
+
+
+def test_a_method_that_cannot_gather_gradients_says_so() -> None:
+    record = small.train("lomo", changed("engine.accumulation=2"))
+    assert record.status == "unsupported"
+    assert "lomo declares that it cannot gather gradients" in (record.reason or "")
+
+
+def test_recomputed_activations_are_the_same() -> None:
+    plain, again = trained(changed()), trained(changed("engine.activation_checkpointing=true"))
+    assert losses(again) == losses(plain)
+    assert again.peak_bytes["activations"] != plain.peak_bytes["activations"]
+
+
+@pytest.mark.slow
+def test_a_compiled_model_learns_the_same_and_its_compilation_is_told_apart() -> None:
+    plain, compiled = trained(changed()), trained(changed("engine.compile=true"))
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+    assert compiled.wall_s["compile"] > 0
+    assert "compile" not in plain.wall_s
+    assert compiled.peak_bytes.get("total") is None
+    assert "compiled" in compiled.missing["peak_bytes"]
+
+
+def test_a_rate_that_is_not_the_schedules_stops_the_trial(tmp_path: Path) -> None:
+    """The schedule is compared with what is really set: here the method halves it."""
+    path = tmp_path / "halves.py"
+    path.write_text(
+        "import torch\n"
+        "from dataclasses import replace\n"
+        "from levelfield.optimizers import lion\n"
+        "class Halves(lion.Lion):\n"
+        "    def step(self, closure=None):\n"
+        "        for group in self.param_groups:\n"
+        "            group['lr'] *= 0.5\n"
+        "        return super().step(closure)\n"
+        "def build(ctx, hparams):\n"
+        "    made = lion.build(ctx, hparams)\n"
+        "    made.__class__ = Halves\n"
+        "    return made\n"
+        "SPEC = replace(lion.SPEC, name='halves', build=build)\n"
+    )
+    record = small.train(f"{path}:SPEC")
+    assert record.status == "error"
+    assert "the learning rate of step 0 is" in (record.reason or "")
+
+
+def test_the_last_evaluation_reads_at_most_what_it_may() -> None:
+    whole, some = trained(changed()), trained(changed("evaluation.most=4"))
+    task = tasks.open_task(changed(), "cpu")
+    assert task.size("selection", None) > 4
+    assert some.weights_sha256 == whole.weights_sha256
+    assert losses(some) == losses(whole)
+    assert some.selection_loss != whole.selection_loss
+
+
+# --- models of one's own -----------------------------------------------------------------------
+
+
+def test_a_function_of_ones_own_makes_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    record = trained(changed(f"model.source={path}:build"))
+    assert record.parameters == 256 * 16 + 256 * 16 + 256
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("nothing", "gives a NoneType"),
+        ("broken", "fails: ValueError: no such thing"),
+        ("biuld", "has no function 'biuld' (did you mean build?"),
+    ],
+)
+def test_a_function_that_makes_no_model_is_told_in_a_line(
+    tmp_path: Path, name: str, line: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    with pytest.raises(BenchError) as caught:
+        models.build_model(Model(source=f"{path}:{name}"), 256, 16, 0)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def folder(path: Path, **sizes: Any) -> Path:
+    """A tiny LLaMA as transformers saves one."""
+    config = Model(**{"hidden": 16, "layers": 1, "heads": 2, "intermediate": 24, **sizes})
+    models.build_model(config, 256, 32, 7).save_pretrained(path)  # type: ignore[operator]
+    return path
+
+
+def test_a_folder_brings_its_weights(tmp_path: Path) -> None:
+    source = str(folder(tmp_path / "kept"))
+    one, other = (models.build_model(Model(source=source), 256, 16, seed) for seed in (0, 1))
+    again = models.build_model(Model(hidden=16, layers=1, heads=2, intermediate=24), 256, 32, 7)
+    for loaded in (one, other):
+        for mine, due in zip(loaded.parameters(), again.parameters(), strict=True):
+            assert torch.equal(mine, due)
+    bare = models.build_model(Model(source=source, pretrained=False), 256, 16, 0)
+    assert not torch.equal(next(bare.parameters()), next(one.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("model", "vocabulary", "sequence", "line"),
+    [
+        ({}, 300, 16, "has 256 rows, and the tokenizer 300 ids"),
+        ({}, 256, 64, "takes 32 positions"),
+        ({"vocabulary": 200}, 256, 16, "model.vocabulary=200, and the tokenizer has 256 ids"),
+        ({"positions": 8}, 256, 16, "model.positions=8, and sequences have 16 tokens"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_told(
+    tmp_path: Path, model: dict[str, Any], vocabulary: int, sequence: int, line: str
+) -> None:
+    config = Model(**model) if model else Model(source=str(folder(tmp_path / "kept")))
+    with pytest.raises(BenchError) as caught:
+        models.build_model(config, vocabulary, sequence, 0)
+    assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("./nowhere", "there is no such folder"),
+        ("empty", "no config.json in it"),
+        ("pypi:nothing", "nothing"),
+    ],
+)
+def test_a_source_that_is_none_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BenchError) as caught:
+        model_source.located(source)
+    assert line in str(caught.value)
+
+
+# --- weights that a run keeps ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_final_weights_and_tokenizer_come_back(tmp_path: Path, tokenizer: str) -> None:
+    asked = changed(
+        f"data.tokenizer={tokenizer}", "engine.save_final=true", "budget.seeds=1", "budget.trials=1"
+    )
+    run = small.run(tmp_path, ["adamw"], asked)
+    (final,) = (record for record in run.records if record.phase == "final")
+    assert final.final_sha256 is not None
+    assert [item.final_sha256 for item in run.records if item.phase != "final"] == [
+        None for item in run.records if item.phase != "final"
+    ]
+    source = f"{run.path}:adamw:{final.seed}"
+    from_run = changed(f"model.source={source}", "data.tokenizer=model")
+    task = tasks.open_task(from_run, "cpu")
+    model = task.build_model(0)
+    assert models.weights_sha256(models.parameters(model)) == final.final_sha256
+    reading = task.evaluate(model, "report", None, DEVICE)
+    assert reading.loss == pytest.approx(final.report_loss, rel=1e-6)
+    where, local = model_source.located(source)
+    assert local
+    origin = json.loads((Path(where) / "levelfield.json").read_text())
+    assert (origin["method"], origin["seed"]) == ("adamw", final.seed)
+    with pytest.raises(BenchError, match="it has adamw:"):
+        model_source.located(f"{run.path}:lion:{final.seed}")
+
+
+def test_shards_of_a_batch_weigh_what_they_predict() -> None:
+    protocol = replace(small.PROTOCOL, data=replace(small.PROTOCOL.data, packing=False))
+    task = tasks.open_task(protocol, "cpu")
+    batch = task.batches(0).next()
+    model = task.build_model(0)
+    whole = task.loss(model, task.to_device(batch, DEVICE)).detach()
+    parts = sum(
+        task.loss(model, task.to_device(part, DEVICE)).detach() * weight
+        for part, weight in task.split(batch, 4)
+    )
+    assert float(parts) == pytest.approx(float(whole), rel=1e-6)
