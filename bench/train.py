@@ -388,7 +388,8 @@ class Trial:
         if score > before and self.step > 0:
             self.best["best_selection"] = dict(reading.scores)
             if self.request.phase in ("final", "transfer"):
-                self.best["best_report"] = dict(self._read("report", None).scores)
+                most = self.protocol.evaluation.most
+                self.best["best_report"] = dict(self._read("report", most).scores)
 
     def _control_loss(self) -> float:
         """The loss that a controller sees, charged to its method: a forward pass is a third of a
@@ -413,7 +414,7 @@ class Trial:
 
     def _final_reading(self, name: str) -> float:
         """The objective on a whole slice; its scores are kept."""
-        reading = self._read(name, None)
+        reading = self._read(name, self.protocol.evaluation.most)
         if reading.scores and math.isfinite(reading.loss):
             self.scores[name] = {**reading.scores, "cross_entropy": reading.loss}
         return tasks.objective(self.protocol, reading)

@@ -7,7 +7,7 @@ passes / ceil(passes / 2) times as fast. A reserve is one more pass.
 
 `by CPU`: the same by CPU time, of the busier of the two: what other load on the machine leaves.
 
-    python benchmarks/component_parallel.py [--windows 5] [--steps 3] [--hidden 256]
+    python benchmarks/component_parallel.py [--windows 5] [--steps 3] [--hidden 256] [--cases 5]
 
 Prints a table and, last, one JSON line with `speedup` (of four components without a reserve).
 """
@@ -134,9 +134,9 @@ def join(rank: int, port: int) -> None:
     distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
 
 
-def all_cases(rank: int, port: int, work: Callable[[int, bool], Any]) -> list[Any]:
+def all_cases(rank: int, port: int, count: int, work: Callable[[int, bool], Any]) -> list[Any]:
     join(rank, port)
-    return [work(components, reserve) for components, reserve in CASES]
+    return [work(components, reserve) for components, reserve in CASES[:count]]
 
 
 def ratio(times: dict[str, list[float]], name: str, other: str = "one") -> float:
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=5, help="alternations")
     parser.add_argument("--steps", type=int, default=3, help="steps a window")
     parser.add_argument("--hidden", type=int, default=256, help="width of the model")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="rows of the table")
     args = parser.parse_args()
     config = protocol(args.hidden)
     with socket.socket() as free:
@@ -182,10 +183,10 @@ def main() -> None:
         "".join(f"{name:>{width}}" for name, width in (*heads, ("ideal", 8), ("two threads", 13)))
     )
     second = multiprocessing.get_context("fork").Process(
-        target=all_cases, args=(1, port, silent), daemon=True
+        target=all_cases, args=(1, port, args.cases, silent), daemon=True
     )
     second.start()
-    rows = all_cases(0, port, told)
+    rows = all_cases(0, port, args.cases, told)
     second.join()
     print(
         json.dumps(

@@ -9,8 +9,8 @@ folded into B.
 
 `shrink`: `prox` is the line above. `code` is what the reference file does: the threshold is that of
 the full rate in every step, and |g| > xi is reduced first and |g| < xi zeroed then, so that
-anything below 2 xi falls to zero at once. `l1`: eta of the term eta mean |g| that the code adds to the
-loss as well.
+anything below 2 xi falls to zero at once. `l1`: eta of the term eta mean |g| that the code also
+adds to its loss.
 
 Paper: Ning Ding, Xingtai Lv, Qiaosen Wang, Yulin Chen, Bowen Zhou, Zhiyuan Liu, Maosong Sun,
 "Sparse Low-rank Adaptation of Pre-trained Language Models", https://arxiv.org/abs/2311.11696, 2023.

@@ -12,7 +12,9 @@ ROWS = 512
 
 SCHEDULE = Schedule(shape="cosine", warmup=0.1, floor=0.1)
 FALLBACK = Fallback(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
-EVALUATION = Evaluation(every=500, sequences=2048, legacy_batch=256)
+MOST = 40_960
+"""Rows behind the last evaluation; x 256 tokens = 10.5 million, as in the papers."""
+EVALUATION = Evaluation(every=500, sequences=2048, most=MOST, legacy_batch=256)
 TUNER = Tuner(reserve=1)
 FILES = ("data.source=file:c4/c4-en-train-first1000.jsonl.gz", "data.tokenizer=bpe:32000")
 METHODS = ("adamw", "adamw_split", "galore", "apollo", "foam", "frugal", "muon")

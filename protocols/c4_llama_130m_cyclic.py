@@ -19,7 +19,7 @@ PROTOCOL = Protocol(
     schedule=Schedule(shape="cosine", warmup=0.1, floor=0.1, cycles=10),
     fallback=_c4.FALLBACK,
     tuner=_c4.TUNER,
-    evaluation=Evaluation(every=1_000, sequences=2048),
+    evaluation=Evaluation(every=1_000, sequences=2048, most=_c4.MOST),
     engine=Engine(accumulation=8, checkpoint_tokens=131_072_000),
     precision="fp32+bf16",
     clip_norm=None,

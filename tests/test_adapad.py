@@ -90,8 +90,8 @@ def test_every_component_has_the_gradient_of_its_own_loss() -> None:
         expected = by_definition(case, ranks, live, 0)
         for (a, b), (row, column), k in zip(found, expected, live, strict=True):
             if k is not None:
-                torch.testing.assert_close(a[k], row, rtol=1e-4, atol=1e-7)
-                torch.testing.assert_close(b[:, k], column, rtol=1e-4, atol=1e-7)
+                torch.testing.assert_close(a[k], row, rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(b[:, k], column, rtol=1e-4, atol=1e-6)
     for (a, b), rank in zip(found, ranks, strict=True):  # unused ones
         assert torch.count_nonzero(a[rank + 1 :]) == 0
         assert torch.count_nonzero(b[:, rank + 1 :]) == 0
@@ -227,7 +227,7 @@ def test_a_promoted_reserve_does_not_raise_the_loss_on_average(mode: str) -> Non
 
         case.rule.changed = changed
         case.take(60)
-    assert len(rises) == 3 * 5  # at steps 12, 18, 24, 30, 36: the rest of the budget in 5 rounds
+    assert len(rises) == 3 * 6  # two modules at each of the steps 12, 18, ..., 42
     assert sum(rises) / len(rises) < 1e-3
     if mode == "exact":
         assert any(rise < -1e-4 for rise in rises)  # what was learned in advance acts at once
@@ -259,7 +259,8 @@ def test_a_reserve_is_private_and_starts_warm() -> None:
     case.take(1)
     grown = [m for m, rank in enumerate(case.rule.ranks) if rank == 2]
     assert len(grown) == 1
-    assert float((factors(case)[grown[0]].lora_B[:, 1] - state[grown[0]]).abs().max()) < 0.02
+    now = factors(case)[grown[0]].lora_B[:, 1].detach()
+    assert float((now - state[grown[0]]).abs().max()) < 0.02
 
 
 def passed(case: cases.Case) -> list[tuple[Tensor, Tensor]]:
@@ -327,7 +328,7 @@ def test_the_projection_bounds_every_component() -> None:
     with torch.no_grad():
         for layer in factors(case):
             sizes = layer.scale * layer.lora_A.norm(dim=1) * layer.lora_B.norm(dim=0)
-            assert float(sizes.max()) <= 0.5 * (1 + 1e-5)
+            assert float(sizes.detach().max()) <= 0.5 * (1 + 1e-5)
 
 
 def test_each_signal_chooses_its_own_modules() -> None:

@@ -96,7 +96,7 @@ def test_a_round_trip_goes_on_bit_for_bit(name: str) -> None:
         saved[step] = (straight.weights(), copy.deepcopy(straight.stepper.state_dict()))
         straight.take(1)
         after.append(straight.weights())
-    for step in (0, 1, 2, 5, 9, 11, 12, 18, 19, 20, 22):
+    for step in (0, 1, 4, 9, 11, 12, 18, 19):
         resumed = cases.start(name, steps=24)
         weights, state = saved[step]
         with torch.no_grad():

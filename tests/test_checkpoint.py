@@ -163,6 +163,18 @@ def test_the_global_generators_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert comparable(resumed) == comparable(straight)
 
 
+def test_what_a_method_counts_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its state_dict has nothing of it."""
+    name = small.plugin("counting:SPEC")
+    straight = trained(asked(name, tmp_path / "straight"))
+    request = asked(name, tmp_path / "resumed")
+    stop_after(request, monkeypatch)
+    resumed = trained(request)
+    assert comparable(resumed) == comparable(straight)
+    assert straight.refreshes == STEPS
+    assert [step for step, _ in straight.series["control"]] == [0, 4, 8, 12]
+
+
 @pytest.mark.parametrize("damage", ["empty", "half", "nearly whole", "other bytes", "half a part"])
 def test_a_torn_checkpoint_is_ignored(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_taken: list[int]

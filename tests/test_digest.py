@@ -124,7 +124,7 @@ def test_an_int_passes_for_a_float_and_a_list_for_a_tuple() -> None:
         ({"clip_norm": "1"}, "clip_norm = '1' is not"),
         ({"ranked": 1}, r"ranked = 1 is not .*a bool"),
         ({"summary": 1}, r"summary = 1 is not .*a str"),
-        ({"precision": "fp16"}, r"precision = 'fp16' \(accepted: fp32, bf16, fp32\+bf16\)"),
+        ({"precision": "fp16"}, r"precision = 'fp16' \(accepted: fp32, bf16, fp32\+bf16, fp64\)"),
         ({"schedule": {"shape": "step"}}, "schedule.shape = 'step'"),
         ({"decay_roles": ["matrix", "bias"]}, "decay_roles = 'bias'"),
         ({"decay_roles": "matrix"}, "decay_roles = 'matrix' is not"),
@@ -208,7 +208,7 @@ OTHER: dict[str, Any] = {
     "sizes": (Variant(name="a", settings=("model.hidden=48",)),),
 }
 GROUPS: dict[str, Any] = {
-    "task": Task(kind="regression", metric="pearson"),
+    "task": Task(kind="regression", metric="pearson", shots=1),
     "model": Model(
         family="gpt2",
         source="x",
@@ -229,6 +229,7 @@ GROUPS: dict[str, Any] = {
         tokenizer="x",
         heldout="x",
         examples=1,
+        heldout_examples=1,
         sequence=1,
         batch=1,
         packing=False,
@@ -237,8 +238,8 @@ GROUPS: dict[str, Any] = {
     "budget": Budget(steps=1, unit="tokens", amount=1.0, memory_gib=1.0),
     "schedule": Schedule(shape="wsd", warmup=0.5, floor=0.5, decay=0.5, cycles=2),
     "fallback": Fallback(lr=1.0, beta1=0.5, beta2=0.5, eps=1.0, weight_decay=1.0),
-    "tuner": Tuner(kind="tpe", factor=2.0, decades=2.0, generation=1, reserve=1, resolution=0.1),
-    "evaluation": Evaluation(every=1, sequences=1, legacy_batch=1),
+    "tuner": Tuner(start=0.5, kind="tpe", factor=2.0, decades=2.0, generation=1, reserve=1, resolution=0.1),
+    "evaluation": Evaluation(every=1, sequences=1, most=1, legacy_batch=1),
     "timing": Timing(windows=1, steps=1),
     "engine": Engine(
         accumulation=2,

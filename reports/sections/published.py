@@ -62,7 +62,8 @@ def report_batches(view: View, batch: int | None) -> int | None:
         return None
     packed = view.setting("data", "packing", default=True)
     rows = (tokens - 1) // length if packed else tokens // (length + 1)
-    return math.ceil(int(rows) / batch)
+    most = view.setting("evaluation", "most") or rows
+    return math.ceil(min(int(rows), int(most)) / batch)
 
 
 def _exp(loss: float | None, reason: str) -> Measured:
