@@ -116,7 +116,7 @@ class AdaPad(Growing):
         batch.passes += passes - len(range(self.rank, passes, self.size))
         grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in self.trainable]
         flat = self._total(torch.cat([*(grad.reshape(-1) for grad in grads), loss.reshape(1)]))
-        pieces = flat[:-1].split([grad.numel() for grad in grads])
+        pieces = torch.split(flat[:-1], [grad.numel() for grad in grads])
         for param, piece in zip(self.trainable, pieces, strict=True):
             param.grad = piece.view_as(param)
         return flat[-1]

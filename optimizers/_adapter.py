@@ -141,7 +141,7 @@ def find_targets(model: nn.Module, target: str) -> dict[str, nn.Linear]:
     Args:
         model: as the task builds it.
         target: `all-linear`: every linear layer in the body's layers (what lies in an
-            `nn.ModuleList`; all of the body where there is none); or suffixes joined by commas.
+            `nn.ModuleList`; all of the body where there is none); or suffixes joined by `+` or `,`.
 
     Raises:
         BenchError: no such layers.
@@ -165,7 +165,7 @@ def find_targets(model: nn.Module, target: str) -> dict[str, nn.Linear]:
         )
     if target == "all-linear":
         return layers
-    ends = [end.strip() for end in target.split(",") if end.strip()]
+    ends = [end.strip() for end in target.replace("+", ",").split(",") if end.strip()]
     for end in ends:
         if not any(_ends(name, end) for name in linear):
             known = dict.fromkeys(name.rsplit(".", 1)[-1] for name in layers)
@@ -174,7 +174,7 @@ def find_targets(model: nn.Module, target: str) -> dict[str, nn.Linear]:
                 f"it has {', '.join(known)}; accepted: all-linear, or some of these",
             )
     if not ends:
-        raise BenchError("target is empty", "accepted: all-linear, or suffixes joined by commas")
+        raise BenchError("target is empty", "accepted: all-linear, or suffixes joined by +")
     return {name: m for name, m in linear.items() if any(_ends(name, end) for end in ends)}
 
 

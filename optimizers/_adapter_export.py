@@ -112,7 +112,7 @@ def as_lora(model: nn.Module) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a library tells of another one
-        exported = get_peft_model(plain, config)  # type: ignore[arg-type]
+        exported = get_peft_model(plain, config)
     with torch.no_grad():
         for name, update in acting.items():
             layer: Any = exported.base_model.model.get_submodule(name)

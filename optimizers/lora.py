@@ -4,7 +4,7 @@
 
 Trained are A, B and the head over labels where the task has one; W and all else is frozen.
 `target`: `all-linear` (every linear layer in the body's layers), or suffixes of their names joined
-by commas.
+by `+`.
 `inner` is the method that trains A and B: `lora(inner=muon)`.
 
 Paper: Edward J. Hu, Yelong Shen, Phillip Wallis, Zeyuan Allen-Zhu, Yuanzhi Li, Shean Wang, Lu Wang,
@@ -13,7 +13,7 @@ https://arxiv.org/abs/2106.09685, 2021. Code: peft (Apache-2.0).
 Defaults: r 8, alpha 8 (a factor of 1, as the paper keeps for RoBERTa), lr 5e-4 (its GLUE rate for
 most tasks), no dropout, no weight decay. State: that of the method under it.
 
-Deviations: all linear layers instead of queries and values alone (`target=q_proj,v_proj` is the
+Deviations: all linear layers instead of queries and values alone (`target=q_proj+v_proj` is the
 paper's); no dropout (the paper's GPT-2 runs use .1).
 """
 

@@ -6,7 +6,7 @@ from levelfield.protocols import _twin
 PROTOCOL = Protocol(
     name="adapters_cpu_sentiment",
     summary="is a sentence of a film review positive: full fine-tuning and adapters of two ranks a "
-    "module on MiniLM, 64 steps x 8 of 1,024 sentences, by accuracy; 4 trials and 5 final seeds a "
+    "module on MiniLM, 128 steps x 8 of 1,024 sentences, by accuracy; 4 trials and 5 final seeds a "
     "method",
     note="Every adapter may keep 72 ranks over the encoder's 36 matrices: LoRA two in each, "
     "AdaLoRA after it pruned three to that, IncreLoRA and AdaPaD after they grew from one, SoRA "
@@ -23,11 +23,11 @@ PROTOCOL = Protocol(
         examples=1024,
         heldout_examples=256,
     ),
-    budget=Budget(steps=64, trials=4, studies=1, seeds=5, trial_timeout_s=1800.0),
+    budget=Budget(steps=128, trials=4, studies=1, seeds=5, trial_timeout_s=1800.0),
     schedule=_twin.SCHEDULE,
     fallback=_twin.FALLBACK,
     tuner=_twin.TUNER,
-    evaluation=Evaluation(every=32, sequences=64),
+    evaluation=Evaluation(every=64, sequences=64),
     timing=_twin.TIMING,
     claims="adamw",
     margin_nats=_twin.MARGIN,

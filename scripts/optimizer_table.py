@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.bench import models
-from levelfield.bench.build import claimed_state_bytes
+from levelfield.bench.build import adapt, claimed_state_bytes
 from levelfield.bench.check import PROTOCOL
 from levelfield.bench.check_claims import count_host_reads
 from levelfield.bench.registry import OPTIMIZERS, Entry, lacking
@@ -28,10 +28,10 @@ HEAD = f"""# Methods
 
 Made by `python scripts/optimizer_table.py` from the registry. State is what a spec claims (and a
 test measures) for a LLaMA of width 64 with two layers in fp32, fallback included, in bytes a
-parameter; AdamW has 8. `passes` are forward/backward passes a step, as claimed and measured by a
-test. `host reads` are scalars that the host reads in a step beyond what the model itself reads,
-counted over {STEPS} steps of a tiny LLaMA on the CPU. `cannot` is declared, and tried by
-`levelfield check`.
+parameter that is trained; AdamW has 8. `passes` are forward/backward passes a step, as claimed and
+measured by a test. `host reads` are scalars that the host reads in a step beyond what the model
+itself reads, counted over {STEPS} steps of a tiny LLaMA on the CPU. `cannot` is declared, and tried
+by `levelfield check`.
 
 """
 COLUMNS = (
@@ -42,13 +42,15 @@ FROM_SOURCE = ("method", "family", "what it does", "paper")
 """Columns that need no import: literals of a spec."""
 
 
-def infos() -> tuple[ParamInfo, ...]:
-    """Parameters of the model that the state column is for."""
+def infos(spec: OptimizerSpec) -> tuple[ParamInfo, ...]:
+    """What the method trains of the model that the state column is for."""
     config = Model(hidden=64, layers=2, heads=4, intermediate=168)
-    return tuple(p.info for p in models.parameters(models.build_model(config, 256, 64, 0)))
+    model = models.build_model(config, 256, 64, 0)
+    model = adapt(spec, PROTOCOL, model, spec.defaults(), 0)
+    return tuple(p.info for p in models.parameters(model))
 
 
-def row(entry: Entry, params: tuple[ParamInfo, ...], counting: bool) -> dict[str, str]:
+def row(entry: Entry, counting: bool) -> dict[str, str]:
     """One method as cells by column; host reads are empty if not `counting`."""
     try:
         spec = OPTIMIZERS.load(entry.name).value
@@ -61,18 +63,23 @@ def row(entry: Entry, params: tuple[ParamInfo, ...], counting: bool) -> dict[str
         "paper": spec.paper,
         "implementation": spec.implementation,
         "tuned (default)": ", ".join(f"{k} ({dim.default:g})" for k, dim in spec.space.items()),
-        "state": state(spec, params),
+        "state": state(spec),
         "passes": f"{spec.passes:g}",
         "takes": "all" if len(spec.roles) == 4 else ", ".join(spec.roles),
         "cannot": ", ".join(spec.cannot) or "–",
         "needs": ", ".join(spec.requires) or "–",
     }
     absent = lacking(spec.requires)
-    reads = f"{count_host_reads(spec, STEPS):g}" if counting and not absent else ""
+    reads = ""
+    if counting and not absent:
+        reads = "–" if spec.tasks else f"{count_host_reads(spec, STEPS):g}"
     return {**cells, "host reads": f"not measured: no {', '.join(absent)}" if absent else reads}
 
 
-def state(spec: OptimizerSpec, params: tuple[ParamInfo, ...]) -> str:
+def state(spec: OptimizerSpec) -> str:
+    if spec.tasks:
+        return "–"  # its model is another
+    params = infos(spec)
     held = claimed_state_bytes(spec, PROTOCOL, params, spec.defaults(), 1.0)
     return f"{held / sum(info.numel for info in params):.2f}"
 
@@ -95,8 +102,7 @@ def from_source(literals: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def rows(counting: bool) -> list[dict[str, str]]:
     """All methods by family and name."""
-    params = infos()
-    found = [row(entry, params, counting) for entry in OPTIMIZERS.entries().values()]
+    found = [row(entry, counting) for entry in OPTIMIZERS.entries().values()]
     return sorted(found, key=lambda cells: (cells["family"], cells["method"]))
 
 

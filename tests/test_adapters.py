@@ -373,7 +373,7 @@ def test_a_rule_needs_gradients_between_pass_and_update() -> None:
     [
         ("lora", {"target": "nope"}, "'nope' names no linear layer of a BertForSequence"),
         ("adapad", {"target": "query,keys"}, "'keys' names no linear layer"),
-        ("lora", {"target": ","}, "target is empty"),
+        ("lora", {"target": "+"}, "target is empty"),
         ("lora", {"rank": 0}, "rank=0"),
         ("adapad", {"budget": 3}, "budget=3 is below one rank a module"),
         ("increlora", {"budget": 11}, "accepted: 12 or more"),
@@ -400,7 +400,7 @@ def test_a_model_without_linear_layers_is_refused() -> None:
 
 
 def test_suffixes_choose_layers() -> None:
-    found = find_targets(cases.bert(), "query, value")
+    found = find_targets(cases.bert(), "query+value")
     assert len(found) == 4
     assert all(name.endswith(("query", "value")) for name in found)
     names = [n.rsplit(".", 1)[-1] for n in find_targets(cases.bert(), ALL)]
