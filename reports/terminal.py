@@ -17,7 +17,8 @@ def summary(run: views.RunLike) -> list[str]:
     frame = tables.leaderboard(view)
     rows = frame.to_dict("records")
     width = max([20, *(len(str(row["method"])) + 2 for row in rows)])
-    head = f"{'place':>5}  {'method':<{width}}{units.in_unit(view, 'loss'):>9}{'± 95 %':>9}{'step':>8}{'state KiB':>11}"
+    loss = units.in_unit(view, "loss")
+    head = f"{'place':>5}  {'method':<{width}}{loss:>9}{'± 95 %':>9}{'step':>8}{'state KiB':>11}"
     lines = [head]
     for row in rows:
         lines.append(

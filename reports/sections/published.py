@@ -77,8 +77,8 @@ def _words(count: int | None, batch: int | None) -> str:
     )
     if count:
         words += (
-            f" The papers of the GaLore family start their count of batches at 1, which divides "
-            f"the sum of n batch means by n + 1: with n = {count} batches of {batch} sequences that "
+            " The papers of the GaLore family start their count of batches at 1, which divides the "
+            f"sum of n batch means by n + 1: with n = {count} batches of {batch} sequences that "
             f"makes the loss {100 / (count + 1):.2g} % too low."
         )
     return words
