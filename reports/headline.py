@@ -118,6 +118,8 @@ def _under_way(view: View) -> str:
 
 def _why_none(view: View) -> str:
     reasons = [method.unranked for method in view.methods if method.unranked]
+    if len(reasons) > 1 and len(set(reasons)) == 1:
+        return clean(reasons[0])
     shown = [f"{_name(m)} ({m.unranked})" for m in view.methods[:3] if m.unranked]
     more = len(reasons) - len(shown)
     return clean(listed(shown)) + (f", and {more} more" if more > 0 else "")

@@ -457,7 +457,7 @@ def test_one_that_vanished_is_the_reason(tmp_path: Path, later_s: float) -> None
 
 def test_launched_by_the_executor() -> None:
     """And one that declines is told so, without a launch."""
-    protocol = over_two("ddp")
+    protocol = over_two("ddp", small.changed(PROTOCOL, trial_timeout_s=240.0))
     record, declined = small.execute(
         [small.request(name, protocol, phase="final") for name in ("adamw", "lomo")]
     )
@@ -482,7 +482,7 @@ def test_launched_by_the_executor() -> None:
     ],
 )
 def test_one_process_of_two_fails(method: str, status: str, reason: str) -> None:
-    protocol = over_two("ddp", small.changed(PROTOCOL, trial_timeout_s=40.0))
+    protocol = over_two("ddp", small.changed(PROTOCOL, trial_timeout_s=90.0))
     (record,) = small.execute([small.request(small.plugin(f"failing:{method}"), protocol)])
     assert record.status == status
     assert record.reason is not None

@@ -112,7 +112,9 @@ def _table(told: Sequence[Judged]) -> Table:
 
 def _silent(judged: Sequence[Judged]) -> str:
     """The claims that this run has nothing on."""
-    keys = (item.claim.key for item in judged if item.verdict == "no data")
+    keys = [item.claim.key for item in judged if item.verdict == "no data"]
+    if len(keys) == len(judged):
+        return f"No data: of {plural(len(keys), 'claim')} none has its methods and task in this run."
     return f"No data, for these methods or tasks are not in this run: {', '.join(keys)}."
 
 
