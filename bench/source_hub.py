@@ -50,6 +50,7 @@ def read(rest: str) -> Source:
         texts=_cached(path, name),
         licence=f"that of {name} on the hub: see its page",
         notes={"hub": wanted},
+        stamp=documents.stamp(path),
     )
 
 

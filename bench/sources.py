@@ -7,34 +7,37 @@ Four slices never share a document: `train`; `control`, read only by controllers
 from __future__ import annotations
 
 import hashlib
-import os
+import io
 import re
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from levelfield.bench import archives, documents, markov, source_file, source_hub, tokenising
+from levelfield.bench import (
+    archives,
+    documents,
+    markov,
+    source_file,
+    source_hub,
+    token_store,
+    tokenising,
+)
 from levelfield.bench.digest import did_you_mean
 from levelfield.bench.documents import SLICES as SLICES
 from levelfield.bench.documents import Counts, Source, Text
-from levelfield.bench.manual import Document
+from levelfield.bench.manual import Document, corpus_sha256
 from levelfield.bench.manual import documents as manual_documents
 from levelfield.bench.spec import BenchError, Data
+from levelfield.bench.token_store import IGNORED as IGNORED
+from levelfield.bench.token_store import Tokens as Tokens
 
-Tokens = npt.NDArray[Any]
-"""Ids as uint16 or uint32; int32 where rows are padded."""
-
-IGNORED = -100
-"""Stands for padding: no id, and no target."""
-CHUNK = 256
-"""Documents tokenised at a time."""
-LAYOUT = 1
-"""Raised when `_stream` changes: streams in the cache go stale."""
+MOST_HELD = 200_000_000
+"""Bytes of text that are put into another order: they are held in memory for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,69 +112,125 @@ def _markov(settings: str) -> Corpus:
         "licence": "generated",
         "documents": len(tokens),
         "tokens": {name: len(tokens[name]) for name in SLICES},
-        "digest": _digest(tokens),
+        "digest": token_store.digest(
+            {
+                name: (
+                    stream.dtype,
+                    len(stream),
+                    [stream.astype(stream.dtype.newbyteorder("<")).tobytes()],
+                )
+                for name, stream in tokens.items()
+            }
+        ),
     }
     return Corpus(tokens, source.symbols, facts, losses)
 
 
-def _digest(tokens: Mapping[str, Tokens]) -> str:
-    digest = hashlib.sha256()
-    for name in SLICES:
-        stream = tokens[name]
-        kind = "" if stream.dtype == np.uint16 else f"{stream.dtype.name} "
-        digest.update(f"{name} {kind}{len(stream)} ".encode())
-        digest.update(stream.astype(stream.dtype.newbyteorder("<")).tobytes())
-    return digest.hexdigest()
-
-
 @lru_cache(maxsize=4)
 def _load(source: str, tokenizer: str, row: int | None, seed: int) -> Corpus:
-    counts, notes, licence = Counts(), {}, []
-    texts: list[Text] = []
-    for part in _MIXTURE.split(source):
-        read = _read(part)
-        texts += read.texts
-        licence.append(read.licence)
-        notes.update({part: dict(read.notes)} if read.notes else {})
-    found = documents.ordered(list(documents.assemble(texts, counts)), seed)
-    del texts
-    by_slice = {name: [item.text for item in found if item.slice == name] for name in SLICES}
-    bare = [name for name, inside in by_slice.items() if not inside]
+    text = _Text(tuple(_MIXTURE.split(source)), seed)
+    read = text.read()
+    stamps = [item.stamp for item in read]
+    about = {"source": source, "tokenizer": tokenizer}
+    about["licence"] = "; ".join(dict.fromkeys(item.licence for item in read))
+    trains = tokenising.trains(tokenizer)
+    made = None if trains else tokenising.resolve(tokenizer, text.train)
+    built_in = all(part in SOURCES for part in text.parts)
+    if None in stamps or (tokenizer == "bytes" and built_in):  # in memory
+        made = made or tokenising.resolve(tokenizer, text.train)
+        sinks = {name: io.BytesIO() for name in SLICES}
+        facts, dtype = _written(text, read, made, row, sinks, about)
+        tokens = {name: np.frombuffer(sink.getbuffer(), dtype) for name, sink in sinks.items()}
+        return Corpus(tokens, made.vocabulary, facts, row=row, tokenizer=made)
+
+    def make(folder: Path) -> None:
+        using = made or tokenising.resolve(tokenizer, text.train)
+        with token_store.sinks(folder) as sinks:
+            facts, dtype = _written(text, read, using, row, sinks, about)
+        if [item.stamp for item in text.read()] != stamps:
+            raise BenchError(f"{source} changed while it was read", "try again")
+        token_store.finish(folder, facts, dtype.str, using)
+
+    identity = [made.digest, made.vocabulary, made.end] if made else None
+    kept = token_store.kept(token_store.key([about, stamps, identity, row, seed]), make)
+    return Corpus(kept.tokens, kept.vocabulary, kept.facts, row=row, tokenizer=made or kept.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A mixture of sources, read as often as it is asked for."""
+
+    parts: tuple[str, ...]
+    seed: int
+
+    def read(self) -> list[Source]:
+        return [_read(part) for part in self.parts]
+
+    def documents(self, counts: Counts) -> Iterable[Document]:
+        texts = (text for part in self.parts for text in _read(part).texts)
+        found = documents.assemble(texts, counts)
+        return found if self.seed == 0 else documents.ordered(self._held(found), self.seed)
+
+    def _held(self, found: Iterable[Document]) -> list[Document]:
+        held, size = [], 0
+        for item in found:
+            size += len(item.text.encode())
+            if size > MOST_HELD:
+                raise BenchError(
+                    f"data.seed={self.seed} with over {MOST_HELD:,} bytes of text",
+                    "accepted: data.seed=0, the order of the source; or a smaller ?limit=",
+                )
+            held.append(item)
+        return held
+
+    def train(self) -> Iterator[str]:
+        return (item.text for item in self.documents(Counts()) if item.slice == "train")
+
+
+def _written(
+    text: _Text,
+    read: Sequence[Source],
+    made: tokenising.Tokenizer,
+    row: int | None,
+    sinks: Mapping[str, IO[bytes]],
+    about: Mapping[str, str],
+) -> tuple[Mapping[str, Any], np.dtype[Any]]:
+    """Tokenise a text into a sink a slice: the facts, and the dtype of the ids."""
+    counts = Counts()
+    streams = token_store.stream(text.documents(counts), made, row, sinks)
+    bare = [name for name in SLICES if not streams[name].documents]
     if bare:
+        total = sum(stream.documents for stream in streams.values())
         raise BenchError(
-            f"{source} has {len(found)} documents, none of them in {', '.join(bare)}",
+            f"{about['source']} has {total} documents, none of them in {', '.join(bare)}",
             "a document is whole in one slice by its hash: some hundred are needed",
         )
-    made = tokenising.resolve(tokenizer, lambda: by_slice["train"])
-    tokens = _tokens(made, by_slice, row)
     facts: dict[str, Any] = {
-        "source": source,
-        "tokenizer": tokenizer,
-        "licence": "; ".join(dict.fromkeys(licence)),
+        **about,
         "documents": counts.documents,
-        "bytes": {name: _size(made, by_slice[name]) for name in SLICES},
-        "tokens": {name: len(tokens[name]) for name in SLICES},
-        "digest": _digest(tokens),
+        "bytes": {name: streams[name].bytes for name in SLICES},
+        "tokens": {name: streams[name].tokens for name in SLICES},
+        "digest": token_store.digest(
+            {name: (item.dtype, item.tokens, item.blocks()) for name, item in streams.items()}
+        ),
     }
     facts |= {
         f"documents_{name}": value
         for name in ("duplicates", "empty", "pieces", "replaced")
         if (value := getattr(counts, name))
     }
+    notes = {
+        part: dict(item.notes) for part, item in zip(text.parts, read, strict=True) if item.notes
+    }
     if notes:
         facts["read"] = notes
-    if tokenizer != "bytes":
+    if about["tokenizer"] != "bytes":
         facts |= {"tokenizer_digest": made.digest, "vocabulary": made.vocabulary}
     if row is not None:
-        padding = {name: float((tokens[name] == IGNORED).mean()) for name in SLICES}
-        facts["padding"] = {name: round(share, 6) for name, share in padding.items()}
-    return Corpus(tokens, made.vocabulary, facts, row=row, tokenizer=made)
-
-
-def _size(made: tokenising.Tokenizer, texts: Sequence[str]) -> int:
-    """Bytes of a slice's text, and of what stands between its documents."""
-    between = (len(texts) - 1) * len(tokenising.BETWEEN) if made.end is None else 0
-    return sum(len(text.encode()) for text in texts) + between
+        facts["padding"] = {
+            name: round(item.padding / max(item.tokens, 1), 6) for name, item in streams.items()
+        }
+    return facts, streams["train"].dtype
 
 
 # --- sources ------------------------------------------------------------------------------------
@@ -200,62 +259,10 @@ def _read(source: str) -> Source:
         raise BenchError(f"unknown data source {source!r}", did_you_mean(source, known))
     inside, licence = SOURCES[source]()
     texts = [Text(name=item.name, text=item.text, slice=item.slice) for item in inside]
-    return Source(texts=texts, licence=licence)
+    return Source(texts=texts, licence=licence, stamp=corpus_sha256(inside))
 
 
-# --- tokens -------------------------------------------------------------------------------------
-
-
-def _tokens(
-    made: tokenising.Tokenizer, by_slice: Mapping[str, Sequence[str]], row: int | None
-) -> Mapping[str, Tokens]:
-    """The streams, from the user's cache where the same texts were tokenised before."""
-    if made.digest == "bytes":
-        return {name: _stream(made, texts, row) for name, texts in by_slice.items()}
-    form = f"{LAYOUT} {made.digest} {made.vocabulary} {made.end} {row}"
-    key = hashlib.sha256(form.encode())
-    for name, texts in by_slice.items():
-        key.update(f"{name} {len(texts)}".encode())
-        for text in texts:
-            key.update(hashlib.sha256(text.encode()).digest())
-    path = documents.cache() / "tokens" / f"{key.hexdigest()[:32]}.npz"
-    try:
-        with path.open("rb") as file, np.load(file) as kept:
-            return {name: kept[f"arr_{place}"] for place, name in enumerate(SLICES)}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # absent, or spoilt: made again
-    tokens = {name: _stream(made, texts, row) for name, texts in by_slice.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.stem}.{os.getpid()}.part.npz")
-    np.savez(part, *(tokens[name] for name in SLICES))
-    part.replace(path)
-    return tokens
-
-
-def _stream(made: tokenising.Tokenizer, texts: Sequence[str], row: int | None) -> Tokens:
-    """Documents one after another; or a row each, cut or padded to it."""
-    end = np.array([] if made.end is None else [made.end], made.dtype)
-    between = made.encode([tokenising.BETWEEN])[0].astype(made.dtype)
-    parts: list[Tokens] = []
-    for start in range(0, len(texts), CHUNK):
-        for ids in made.encode(texts[start : start + CHUNK]):
-            whole = np.concatenate([ids.astype(made.dtype), end])
-            if row is not None:
-                if len(whole) > 1:  # one token has nothing to predict
-                    parts.append(_row(whole, row))
-                continue
-            if parts and made.end is None:
-                parts.append(between)
-            parts.append(whole)
-    if not parts:
-        return np.zeros(0, made.dtype if row is None else np.int32)
-    return np.concatenate(parts)
-
-
-def _row(ids: Tokens, row: int) -> Tokens:
-    kept = np.full(row, IGNORED, np.int32)
-    kept[: min(len(ids), row)] = ids[:row]
-    return kept
+# --- batches -------------------------------------------------------------------------------------
 
 
 class BatchOrder:

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ BETWEEN = "\n\n"
 END = "<|endoftext|>"
 """The spelling of a BPE's end-of-text token in a tokenizer that is written out."""
 LEAST_BPE, MOST_BPE = 300, 1_000_000
+MOST_TRAINED = 200_000_000
+"""Bytes of text a BPE is trained on: the first documents of the train slice, if it has more."""
 FORMS = ("bytes", "bpe:4096")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -41,6 +43,8 @@ class Tokenizer:
     digest: str
     write: Callable[[Path], None]
     """Into a folder, as transformers reads one."""
+    file: Path | None = None
+    """Where one that was trained is kept."""
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]:
@@ -53,7 +57,7 @@ def resolve(name: str, train: Callable[[], Iterable[str]]) -> Tokenizer:
 
     Args:
         name: `bytes`, `bpe:SIZE`, a folder, or a hub id.
-        train: gives the texts of the train slice, for one that is trained.
+        train: gives the texts of the train slice, for one that is trained; called up to twice.
 
     Raises:
         BenchError: none of these, or one that cannot be loaded.
@@ -73,6 +77,11 @@ def resolve(name: str, train: Callable[[], Iterable[str]]) -> Tokenizer:
         hint = did_you_mean(name, FORMS) + ("" if near else ", a folder, a hub id")
         raise BenchError(f"unknown tokenizer {name!r}", hint)
     return _pretrained(name, name, local=False)
+
+
+def trains(name: str) -> bool:
+    """Whether a tokenizer of this name is made from the train slice."""
+    return name.startswith("bpe:")
 
 
 def _bytes(texts: Sequence[str]) -> list[Ids]:
@@ -117,12 +126,48 @@ def _bpe(size: str, train: Callable[[], Iterable[str]]) -> Tokenizer:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import tokenizers
 
-    texts = list(train())
     key = hashlib.sha256(f"{tokenizers.__version__} {size}".encode())
-    for text in texts:
-        key.update(hashlib.sha256(text.encode()).digest())
+    for _ in _sample(train, key):
+        pass
     path = documents.cache() / "tokenizers" / f"bpe-{size}-{key.hexdigest()[:32]}.json"
-    made = _load_bpe(path) or _train_bpe(texts, int(size), path)
+    found = reopened(path)
+    if found is None:
+        again = hashlib.sha256(f"{tokenizers.__version__} {size}".encode())
+        made = _train_bpe(_sample(train, again), int(size))
+        if again.digest() != key.digest():
+            raise BenchError(f"the text of bpe:{size} changed while it was read", "try again")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        made.save(str(part))
+        part.replace(path)
+        found = _trained(made, path)
+    return found
+
+
+def _sample(train: Callable[[], Iterable[str]], key: hashlib._Hash) -> Iterator[str]:
+    """The texts that a BPE is trained on, each put into a hash."""
+    left = MOST_TRAINED
+    for text in train():
+        written = text.encode()
+        left -= len(written)
+        if left < 0:
+            return
+        key.update(hashlib.sha256(written).digest())
+        yield text
+
+
+def reopened(path: Path) -> Tokenizer | None:
+    """A trained tokenizer from its file; None where there is none, or it is spoilt."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import tokenizers
+
+    try:
+        return _trained(tokenizers.Tokenizer.from_file(str(path)), path)
+    except Exception:  # the library raises nothing finer
+        return None
+
+
+def _trained(made: Any, path: Path) -> Tokenizer:
     wide = made.get_vocab_size()
     # The end of a text is an id of its own beyond the vocabulary: no text can spell it.
     return Tokenizer(
@@ -131,19 +176,11 @@ def _bpe(size: str, train: Callable[[], Iterable[str]]) -> Tokenizer:
         end=wide,
         digest=hashlib.sha256(made.to_str().encode()).hexdigest(),
         write=lambda folder: _write(made, END, folder),
+        file=path,
     )
 
 
-def _load_bpe(path: Path) -> Any:
-    import tokenizers
-
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception:  # absent or spoilt: it is trained again; the library raises nothing finer
-        return None
-
-
-def _train_bpe(texts: Sequence[str], size: int, path: Path) -> Any:
+def _train_bpe(texts: Iterator[str], size: int) -> Any:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -156,10 +193,6 @@ def _train_bpe(texts: Sequence[str], size: int, path: Path) -> Any:
         show_progress=False,
     )
     made.train_from_iterator(texts, trainer)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    made.save(str(part))
-    part.replace(path)
     return made
 
 

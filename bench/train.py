@@ -305,7 +305,7 @@ class Trial:
         self.check_loss()
         spent = self.meter.now_s() - start
         self.wall_s["compile"] = self.wall_s.get("compile", 0.0) + spent
-        for name in ("peak_bytes", "host_reads"):
+        for name in ("peak_bytes.total", "host_reads"):
             self.missing[name] = "a compiled model's tensors are not tracked"
 
     def sample_held(self) -> None:

@@ -87,7 +87,7 @@ def test_a_compiled_model_learns_the_same_and_its_compilation_is_told_apart() ->
     assert compiled.wall_s["compile"] > 0
     assert "compile" not in plain.wall_s
     assert compiled.peak_bytes.get("total") is None
-    assert "compiled" in compiled.missing["peak_bytes"]
+    assert "compiled" in compiled.missing["peak_bytes.total"]
 
 
 def test_a_rate_that_is_not_the_schedules_stops_the_trial(tmp_path: Path) -> None:
