@@ -223,5 +223,5 @@ SPEC = OptimizerSpec(
     state_bytes=state_bytes,
     refreshes="step of the ranks",
     switches=lambda hparams, steps: (hardening_step(hparams, steps),),
-    cannot=("sharding",),
+    cannot=("distributed", "sharding"),
 )

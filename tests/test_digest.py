@@ -238,7 +238,15 @@ GROUPS: dict[str, Any] = {
     "budget": Budget(steps=1, unit="tokens", amount=1.0, memory_gib=1.0),
     "schedule": Schedule(shape="wsd", warmup=0.5, floor=0.5, decay=0.5, cycles=2),
     "fallback": Fallback(lr=1.0, beta1=0.5, beta2=0.5, eps=1.0, weight_decay=1.0),
-    "tuner": Tuner(start=0.5, kind="tpe", factor=2.0, decades=2.0, generation=1, reserve=1, resolution=0.1),
+    "tuner": Tuner(
+        start=0.5,
+        kind="tpe",
+        factor=2.0,
+        decades=2.0,
+        generation=1,
+        reserve=1,
+        resolution=0.1,
+    ),
     "evaluation": Evaluation(every=1, sequences=1, most=1, legacy_batch=1),
     "timing": Timing(windows=1, steps=1),
     "engine": Engine(

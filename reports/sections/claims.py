@@ -114,7 +114,8 @@ def _silent(judged: Sequence[Judged]) -> str:
     """The claims that this run has nothing on."""
     keys = [item.claim.key for item in judged if item.verdict == "no data"]
     if len(keys) == len(judged):
-        return f"No data: of {plural(len(keys), 'claim')} none has its methods and task in this run."
+        count = plural(len(keys), "claim")
+        return f"No data: of {count} none has its methods and its task in this run."
     return f"No data, for these methods or tasks are not in this run: {', '.join(keys)}."
 
 
