@@ -304,6 +304,8 @@ class Campaign:
 
     def _timing(self, best: Best) -> None:
         """Methods alternate, one trial at a time; a later batch holds the reference again."""
+        if self.protocol.budget.steps == 0:
+            return  # there is no step to time
         windows, seed = self.protocol.timing.windows, tune_seed(self.seed, 0)
         queue: deque[TrialRequest] = deque()
         first = {name: record for (name, study), record in reversed(best.items())}

@@ -15,6 +15,8 @@ def check_schedule(protocol: Protocol) -> None:
             left after it.
     """
     schedule, steps = protocol.schedule, protocol.budget.steps // max(1, protocol.schedule.cycles)
+    if protocol.budget.steps == 0:
+        return  # nothing is trained
     warmup = round(schedule.warmup * steps)
     for name in ("warmup", "floor", "decay"):
         share = getattr(schedule, name)

@@ -208,7 +208,7 @@ def _written(
     facts: dict[str, Any] = {
         **about,
         "documents": counts.documents,
-        "bytes": {name: streams[name].bytes for name in SLICES},
+        "bytes": {name: streams[name].text_bytes for name in SLICES},
         "tokens": {name: streams[name].tokens for name in SLICES},
         "digest": token_store.digest(
             {name: (item.dtype, item.tokens, item.blocks()) for name, item in streams.items()}

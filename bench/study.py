@@ -266,8 +266,9 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
     Raises:
         BenchError: a count below one, or more finals than seeds.
     """
+    _check_no_steps(protocol)
     counts = {
-        "budget.steps": protocol.budget.steps,
+        "budget.steps": protocol.budget.steps or 1,
         "budget.trials": protocol.budget.trials,
         "budget.studies": protocol.budget.studies,
         "the number of final seeds": final_seeds,
@@ -320,6 +321,27 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
         raise BenchError(
             f"alpha={protocol.alpha:g}, margin_nats={protocol.margin_nats:g}",
             "accepted: 0 < alpha < 1 and a margin above 0",
+        )
+
+
+def _check_no_steps(protocol: ProtocolRecord) -> None:
+    """A protocol of no steps reads a model as it comes: nothing can be tuned.
+
+    Raises:
+        BenchError: anything to tune, or a model that has learned nothing.
+    """
+    budget = protocol.budget
+    if budget.steps:
+        return
+    if budget.trials != 1 or budget.sweep or protocol.tuner.reserve:
+        raise BenchError(
+            "budget.steps = 0 leaves nothing to tune",
+            "accepted: 1 or more; or budget.trials=1, budget.sweep=0, tuner.reserve=0",
+        )
+    if not protocol.model.source:
+        raise BenchError(
+            "budget.steps = 0 reads a model as it comes, and none is named",
+            "accepted: --model FOLDER, or --from RUN:method:seed",
         )
 
 

@@ -73,13 +73,13 @@ class Stream:
         self._end = np.array([] if made.end is None else [made.end], made.dtype)
         self._between = made.encode([tokenising.BETWEEN])[0].astype(made.dtype)
         self._held: list[str] = []
-        self._characters = self._text_bytes = 0
+        self._characters = self._bytes = 0
 
     @property
-    def bytes(self) -> int:
+    def text_bytes(self) -> int:
         """Of the text, and of what stands between its documents."""
         between = len(tokenising.BETWEEN) if self._made.end is None else 0
-        return self._text_bytes + max(self.documents - 1, 0) * between
+        return self._bytes + max(self.documents - 1, 0) * between
 
     def add(self, text: str) -> None:
         """Take a document; it is tokenised once there are enough."""
@@ -103,7 +103,7 @@ class Stream:
                 parts.append(_row(whole, self._row))
                 self.padding += max(self._row - len(whole), 0)
             self.documents += 1
-            self._text_bytes += len(text.encode())
+            self._bytes += len(text.encode())
         self.tokens += sum(map(len, parts))
         for part in parts:
             self._sink.write(part.astype(self.dtype).tobytes())
@@ -174,8 +174,8 @@ def key(form: Any) -> str:
 @cache
 def _code() -> str:
     """Hash of the code that reads and cleans text: a stamp of a file tells of the file alone."""
-    modules = (archive_table, documents, file_opening, file_rows, manual)
-    modules += (source_file, source_hub, tokenising, sys.modules[__name__])
+    modules = [archive_table, documents, file_opening, file_rows, manual, source_file, source_hub]
+    modules += [tokenising, sys.modules[__name__]]
     text = "".join(inspect.getsource(module) for module in modules)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -285,7 +285,8 @@ class Trial:
             if keep_every and self.step % keep_every == 0 and path is not None:
                 self.check_loss()
                 checkpoint.save(self, path)
-        self.check_loss()
+        if steps:
+            self.check_loss()
 
     def _go_on(self) -> bool:
         """From the checkpoint of this trial, if it left one."""
@@ -399,7 +400,8 @@ class Trial:
         return self._read("control", limit).loss
 
     def _finish(self) -> None:
-        self._evaluate()
+        if self.step:
+            self._evaluate()
         start = self.meter.now_s()
         with self.stepper.evaluating():
             self.selection_loss = self._final_reading("selection")

@@ -198,21 +198,18 @@ def test_a_folder_without_a_tokenizer_is_told(home: Path) -> None:
     told("broken", "folder broken holds no tokenizer that loads")
 
 
-def test_streams_are_cached_by_their_text(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [f"line {n} of the text" for n in range(300)]
-    (home / "a.txt").write_text("\n".join(lines))
-    data = Data(source="file:a.txt?document=line", tokenizer="bpe:300")
-    first = sources.load(data)
-    (kept,) = (home / "cache" / "levelfield" / "tokens").iterdir()
-    stream = sources._stream
-    monkeypatch.setattr(sources, "_stream", None)
-    sources._load.cache_clear()
-    again = sources.load(data)
-    assert again.facts == first.facts
-    monkeypatch.setattr(sources, "_stream", stream)
-    kept.write_bytes(kept.read_bytes()[:100])
-    sources._load.cache_clear()
-    assert sources.load(data).facts == first.facts
-    (home / "a.txt").write_text("\n".join(lines[1:]))
-    sources._load.cache_clear()
-    assert sources.load(data).digest != first.digest
+def test_training_reads_the_first_documents_alone_and_the_same_twice(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = resolve("bpe:320", lambda: TEXTS[:50]).digest
+    size = sum(len(text.encode()) for text in TEXTS[:50])
+    monkeypatch.setattr(tokenising, "MOST_TRAINED", size)
+    assert resolve("bpe:320", lambda: TEXTS).digest == first
+    assert len(list((home / "cache" / "levelfield" / "tokenizers").iterdir())) == 1
+    monkeypatch.setattr(tokenising, "MOST_TRAINED", size - 1)
+    resolve("bpe:320", lambda: TEXTS)
+    assert len(list((home / "cache" / "levelfield" / "tokenizers").iterdir())) == 2
+    turns = iter((TEXTS[:9], TEXTS[:10]))
+    with pytest.raises(BenchError, match="the text of bpe:320 changed while it was read"):
+        resolve("bpe:320", lambda: next(turns))
+    assert len(list((home / "cache" / "levelfield" / "tokenizers").iterdir())) == 2
