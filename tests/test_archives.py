@@ -315,7 +315,9 @@ def test_a_missing_member_is_told(index: Callable[..., list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"no archive", gzip.compress(b"x" * 5000), sdist(FILES)[:800], wheel(FILES)[:-9]]
+    "data",
+    [b"", b"no archive", gzip.compress(b"x" * 5000), sdist(FILES)[:800], wheel(FILES)[:-9]],
+    ids=["empty", "text", "gzip", "sdist cut", "wheel cut"],
 )
 def test_what_is_no_archive_is_told(index: Callable[..., list[str]], data: bytes) -> None:
     index(data)
