@@ -235,6 +235,12 @@ def plan(
 
     wanted = architecture.resolve(model)
     specs = [reference.load_spec(name).value for name in methods]
+    adapters = [spec.name for spec in specs if spec.adapter is not None]
+    if adapters:
+        raise BenchError(
+            f"{', '.join(adapters)}: what an adapter trains depends on its model and task",
+            "accepted: `levelfield plan PROTOCOL -o NAME` tells its state; methods that train all",
+        )
     broken = {spec.name: why for spec in specs if (why := _broken(spec))}
 
     from levelfield.bench.simulate import Simulator, Workload, build_meta

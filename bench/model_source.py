@@ -70,8 +70,12 @@ def _left_by_run(source: str) -> Path | None:
     """The weights of `RUN:method:seed`, if this is such a source and the run has them."""
     run, colon, rest = source.partition(":")
     method, _, seed = rest.rpartition(":")
-    if not colon or not method or not seed.isdecimal() or not Path(run).is_dir():
+    if not colon or not method or not seed.isdecimal():
         return None
+    if not Path(run).is_dir():
+        raise BenchError(
+            f"model.source={source}: there is no run {run}", "accepted: RUN:method:seed"
+        )
     kept = Path(run) / WEIGHTS
     found = sorted(kept.glob(f"final-{method}-*-{seed}"))
     if not found:

@@ -11,7 +11,7 @@ from typing import Any
 from levelfield.bench import horizons
 from levelfield.bench.fitting import check_sizes
 from levelfield.bench.schedules import check_schedule
-from levelfield.bench.spec import BenchError, ParamInfo, Protocol
+from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Protocol
 from levelfield.bench.study import Method, check_budget, final_seed, tune_seed
 
 GIB = 2**30
@@ -23,6 +23,8 @@ PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0}
 """Dense bfloat16 operations a second of NVIDIA's data sheets, for device hours nobody measured."""
 UTILISATION = 0.4
 """Share of that which training is taken to reach."""
+MOST_BUILT = 1_000_000_000
+"""Parameters of a model up to which it is built to see what an adapter trains of it."""
 START_S = 0.3
 """Start and end of a trial's process, as measured with a warm fork server."""
 
@@ -39,8 +41,9 @@ class Estimate:
     step_s: float | None
     source: str
     """How `step_s` was found."""
-    state_bytes: int
-    """Optimizer state of a trial, by the method's claim."""
+    state_bytes: int | None
+    """Optimizer state of a trial, by the method's claim; None for an adapter of a model that is too
+    large to be built here."""
     peak_bytes: int | None = None
     """Simulated peak of a trial on one device; None: not asked for, or not known."""
     peak_reason: str = ""
@@ -204,7 +207,6 @@ def _estimate(
     device: str,
     tflops: float | None,
 ) -> Estimate:
-    from levelfield.bench.build import claimed_state_bytes
     from levelfield.bench.train_request import UNTIMED_STEPS
 
     budget, timing = protocol.budget, protocol.timing
@@ -230,10 +232,23 @@ def _estimate(
         flops=flops_a_step * steps,
         step_s=step_s,
         source=source,
-        state_bytes=claimed_state_bytes(
-            method.spec, protocol, _stored(protocol), method.spec.defaults(), 1.0
-        ),
+        state_bytes=_state_bytes(protocol, method.spec, parameters),
     )
+
+
+def _state_bytes(protocol: Protocol, spec: OptimizerSpec, parameters: int) -> int | None:
+    from levelfield.bench import models, tasks
+    from levelfield.bench.build import adapt, claimed_state_bytes
+
+    infos = _stored(protocol)
+    if spec.adapter is not None:
+        if parameters > MOST_BUILT:
+            return None
+        bare = replace(protocol, model=replace(protocol.model, pretrained=False))
+        model = tasks.open_task(bare, "cpu").build_model(0)
+        adapted = adapt(spec, protocol, model, spec.defaults(), 0)
+        infos = tuple(param.info for param in models.parameters(adapted))
+    return claimed_state_bytes(spec, protocol, infos, spec.defaults(), 1.0)
 
 
 def _stored(protocol: Protocol) -> tuple[ParamInfo, ...]:
@@ -298,9 +313,10 @@ def lines(found: dict[str, Any]) -> list[str]:
     for row in found["methods"]:
         step = f"{1e3 * row['step_s']:.1f}" if row["step_s"] is not None else "-"
         spent = duration(row["device_s"]) if row["device_s"] is not None else "-"
+        state = "-" if row["state_bytes"] is None else f"{row['state_bytes'] / GIB:.3f}"
         shown.append(
             f"{row['method']:<16}{row['trials']:>7}{row['tokens']:>18,}{row['flops']:>11.2e}"
-            f"{step:>11}{spent:>13}{row['state_bytes'] / GIB:>11.3f}  {row['source']}"
+            f"{step:>11}{spent:>13}{state:>11}  {row['source']}"
         )
     shown += _memory_lines(found)
     about = "how long it takes here is not known"

@@ -187,6 +187,7 @@ def new_run(
     check_roles(protocol, methods)
     check_sizes(protocol)
     corpus_facts = _corpus_facts(protocol)
+    check_adapters(protocol, methods)
     created = datetime.now(UTC)
     tag = sha256([protocol.name, created.isoformat(), os.getpid()])[:6]
     run_id = f"{created:%Y%m%dT%H%M%SZ}-{protocol.name}-{tag}"
@@ -322,6 +323,28 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
             f"alpha={protocol.alpha:g}, margin_nats={protocol.margin_nats:g}",
             "accepted: 0 < alpha < 1 and a margin above 0",
         )
+
+
+def check_adapters(protocol: ProtocolRecord, methods: Sequence[Method]) -> None:
+    """Refuse adapters that do not go with the model: found now, and not by the first trial.
+
+    Raises:
+        BenchError: targets that match nothing, a budget below one rank a module, ...
+    """
+    adapters = [method.spec for method in methods if method.spec.adapter is not None]
+    if not adapters:
+        return
+    from levelfield.bench import tasks
+    from levelfield.bench.build import adapt, trained_by
+
+    # Its shapes are enough: no weights are read.
+    bare = replace(protocol, model=replace(protocol.model, pretrained=False))
+    for spec in adapters:
+        if spec.tasks and protocol.task.kind not in spec.tasks:
+            continue  # told by its trials
+        trained_by(spec)
+        model = tasks.open_task(bare, "cpu").build_model(0)
+        adapt(spec, protocol, model, spec.defaults(), 0)
 
 
 def _check_no_steps(protocol: ProtocolRecord) -> None:

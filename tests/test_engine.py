@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from levelfield.bench import model_source, models, tasks
+from levelfield.bench import memory, model_source, models, plan, study, tasks
 from levelfield.bench.settings import apply_settings
 from levelfield.bench.spec import BenchError, Model, Protocol, TrialRecord
 from levelfield.tests import small
 
 DEVICE = torch.device("cpu")
-MINE = '''
+MINE = """
 import torch
 from types import SimpleNamespace
 
@@ -37,7 +37,7 @@ def nothing(vocabulary, positions):
 
 def broken(vocabulary, positions):
     raise ValueError("no such thing\\nat all")
-'''
+"""
 
 
 def changed(*settings: str, protocol: Protocol = small.PROTOCOL) -> Protocol:
@@ -245,3 +245,39 @@ def test_shards_of_a_batch_weigh_what_they_predict() -> None:
         for part, weight in task.split(batch, 4)
     )
     assert float(parts) == pytest.approx(float(whole), rel=1e-6)
+
+
+# --- adapters that do not go with the model ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ("lora(target=nothing)", "nothing"),
+        ("adapad(budget=1)", "budget"),
+        ("increlora(budget=1)", "budget"),
+        ("adalora(rank=0)", "rank"),
+    ],
+)
+def test_adapters_are_refused_before_any_trial(tmp_path: Path, method: str, line: str) -> None:
+    with pytest.raises(BenchError) as caught:
+        small.run(tmp_path, [method])
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_not_there_is_told() -> None:
+    with pytest.raises(BenchError, match="there is no run nowhere"):
+        model_source.located("nowhere:adamw:1")
+
+
+def test_plans_count_what_an_adapter_trains() -> None:
+    methods = study.load_methods(["lora(rank=1)", "adamw"])
+    told = plan.plan(small.PROTOCOL, methods, seed=0, final_seeds=1, slots=1, device="cpu")
+    lora, adamw = (row["state_bytes"] for row in told["methods"])
+    # Seven matrices of a layer: 4 of 16 x 16, 3 of 16 x 24; two moments of 4 bytes.
+    assert lora == 2 * 4 * (4 * 32 + 3 * 40)
+    assert adamw > 10 * lora
+    with pytest.raises(BenchError, match="depends on its model and task"):
+        memory.plan("60m", ["lora"])
