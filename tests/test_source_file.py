@@ -165,7 +165,11 @@ def test_half_a_surrogate_pair_is_replaced_and_counted(tmp_path: Path) -> None:
         ("a.csv", b'text,n\n"x,1\n', ("is not CSV",)),
         ("a.parquet", b"not parquet at all", ("a.parquet:", "get it again")),
         ("a.jsonl.gz", b'{"text": "x"}\n', ("not gzipped",)),
-        ("a.jsonl.gz", gzip.compress(jsonl(WORDS).encode(), mtime=0)[:-200], ("the file is broken",)),
+        (
+            "a.jsonl.gz",
+            gzip.compress(jsonl(WORDS).encode(), mtime=0)[:-200],
+            ("the file is broken",),
+        ),
         ("a.xyz", b"x", ("a.xyz is of no known kind", ".jsonl")),
     ],
 )

@@ -148,6 +148,6 @@ SECTION = Section(
     name="downstream",
     title="On other tasks",
     order=29,
-    summary="downstream scores of the final weights beside the loss, and whether the order survives",
+    summary="downstream scores of the final weights beside the loss; does the order survive",
     render=render,
 )
