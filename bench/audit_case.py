@@ -142,6 +142,7 @@ def manifest_spec(item: Mapping[str, Any]) -> OptimizerSpec:
         state_bytes=lambda params, hparams, progress: 0,
         space={name: _dim(dim) for name, dim in spec["space"].items()},
         roles=tuple(spec["roles"]),
+        inner=spec.get("inner"),
         **{name: spec[name] for name in kept},
     )
 

@@ -178,7 +178,9 @@ class Trial:
             raise BenchError("the data changed while the run was under way", "start a new run")
         self.engine = protocol.engine
         dtype = DTYPES.get(protocol.precision, torch.float32)
-        model = self.task.build_model(derive_seed("weights", request.seed))
+        model = self.task.build_model(derive_seed("weights", request.seed)).to(dtype)
+        # Of the model as every method gets it; an adapter freezes that, and adds to it.
+        start = models.weights_sha256(models.parameters(model))
         model = adapt(self.spec, protocol, model, request.hparams, request.seed)
         if self.engine.activation_checkpointing:
             models.checkpointing_(model, protocol.model.source or protocol.model.family)
@@ -187,7 +189,7 @@ class Trial:
         infos = tuple(param.info for param in self.params)
         self.facts = {
             "parameters": sum(info.numel for info in infos),
-            "weights_sha256": models.weights_sha256(self.params, self.group.whole),
+            "weights_sha256": start,
             "claimed_state_bytes": claimed_state_bytes(
                 self.spec, protocol, infos, request.hparams, 1.0
             ),

@@ -82,7 +82,7 @@ def _flat(tried: Mapping[int, float], best: int, resolution: float) -> bool:
 def started(spec: OptimizerSpec, factor: float) -> OptimizerSpec:
     """The spec with the default and the range of its scale moved by `tuner.start`, inside the
     natural bounds; an adapter's as they are."""
-    if factor == 1.0 or spec.adapter is not None:
+    if factor == 1.0 or spec.inner is not None:
         return spec
     dim = spec.space[spec.scale]
     lowest, highest = dim.bounds

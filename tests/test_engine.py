@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from levelfield.bench import memory, model_source, models, plan, study, tasks
+from levelfield.bench import audit, memory, model_source, models, plan, study, tasks
 from levelfield.bench.settings import apply_settings
 from levelfield.bench.spec import BenchError, Model, Protocol, TrialRecord
 from levelfield.tests import small
@@ -281,3 +281,15 @@ def test_plans_count_what_an_adapter_trains() -> None:
     assert adamw > 10 * lora
     with pytest.raises(BenchError, match="depends on its model and task"):
         memory.plan("60m", ["lora"])
+
+
+def test_a_run_of_adapters_beside_full_training_is_fair(tmp_path: Path) -> None:
+    """Both start from the same model, and the tuner starts an adapter at its own default."""
+    asked = changed("tuner.start=0.1", "budget.seeds=1", "budget.trials=1")
+    run = small.run(tmp_path, ["adamw", "lora(rank=1)"], asked)
+    starts = {record.weights_sha256 for record in run.records if record.phase == "final"}
+    assert len(starts) == 1
+    first = {r.optimizer: r.hparams["lr"] for r in run.records if r.phase == "tune"}
+    assert first == {"adamw": 1e-4, "lora(rank=1)": 5e-4}
+    unfair = [item for item in audit.audit(run) if item.outcome == "unfair"]
+    assert unfair == []

@@ -132,6 +132,8 @@ def scatter(view: View, name: str, title: str, description: str) -> str | None:
                 axes.plot([size, size], ends, color=color, lw=1.6, solid_capstyle="round")
             axes.plot([size], [middle], "o", color=color, ms=7)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: big(value))
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
         _names(axes, view, rows)
         axes.set(xlabel="deployed parameters, head left out", ylabel="report loss, nats a token")
         return export(figure, name, title, description)
