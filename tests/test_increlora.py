@@ -163,7 +163,7 @@ def test_the_penalty_and_its_gradient_are_of_committed_components_alone() -> Non
         a, b = one.lora_A.detach().numpy(), one.lora_B.detach().numpy()
         by_hand += [abs((a[k] ** 2).sum() - 1) for k in range(rank)]
         by_hand += [abs((b[:, k] ** 2).sum() - 1) for k in range(rank)]
-    assert float(penalty(made, ranks, 0.1)) == pytest.approx(0.1 * np.mean(by_hand))
+    assert float(penalty(made, ranks, 0.1).detach()) == pytest.approx(0.1 * np.mean(by_hand))
     for one in made:
         one.lora_A.grad = torch.ones_like(one.lora_A)
         one.lora_B.grad = torch.ones_like(one.lora_B)

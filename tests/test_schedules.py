@@ -98,9 +98,7 @@ def test_factors_rise_once_and_never_again(shape: str, warmup: float, total: int
     [
         (5, {}, r"no room for warm-up: 10% of 5 steps is less than one \(budget.steps of at lea"),
         (1, {}, "no room for warm-up"),
-        (0, {}, "no room for warm-up"),
         (49, {"warmup": 0.01}, "no room for warm-up"),
-        (0, {"warmup": 0.0}, "no room after warm-up: 0 of 0 steps"),
         (10, {"warmup": 1.0}, "no room after warm-up: 10 of 10 steps warm up and 0 decay"),
         (10, {"warmup": 0.96}, "no room after warm-up"),
         (
@@ -153,5 +151,7 @@ def test_every_protocol_has_room(name: str) -> None:
     found = PROTOCOLS.load(name).value
     check_schedule(found)
     total = found.budget.steps
+    if total == 0:
+        return  # it reads a model as it comes: no rate is ever set
     assert lr_factor(found.schedule, found.warmup_steps, total) == 1.0
     check_schedule(replace(found, schedule=replace(found.schedule, warmup=0.0)))
