@@ -48,7 +48,7 @@ class Coordinator:
         folder = self.folder / RUNNING if self.folder else None
         return sorted(item.name for item in folder.iterdir()) if folder else []
 
-    def wait_for(self, ready: Callable[[], object], limit_s: float = 60.0) -> None:
+    def wait_for(self, ready: Callable[[], object], limit_s: float = 180.0) -> None:
         end_s = time.monotonic() + limit_s
         while not ready():
             assert self.process.poll() is None, self.process.communicate()

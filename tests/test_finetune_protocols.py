@@ -132,7 +132,7 @@ def test_a_start_moves_the_scale_of_methods_that_train_the_whole_model() -> None
     assert after.high / after.low == pytest.approx(before.high / before.low)
     assert moved.space["beta2"] == spec.space["beta2"]
     assert started(spec, 1.0) is spec
-    adapter = replace(spec, name="adapted", adapter="somewhere:adapter")
+    adapter = replace(spec, name="adapted", adapter="somewhere:adapter", inner="adamw")
     assert started(adapter, 0.03) is adapter
 
 
