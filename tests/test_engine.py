@@ -81,6 +81,7 @@ def test_recomputed_activations_are_the_same() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # what torch's compiler warns of is not ours
 def test_a_compiled_model_learns_the_same_and_its_compilation_is_told_apart() -> None:
     plain, compiled = trained(changed()), trained(changed("engine.compile=true"))
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
