@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,6 +101,19 @@ def adapt(
         torch.manual_seed(derive_seed("adapter", seed))
         adapted: nn.Module = resolve(spec.adapter)(model, context, hparams)
     return adapted
+
+
+def adapted_shape(spec: OptimizerSpec, protocol: Protocol) -> nn.Module:
+    """The model of a protocol as a method trains it at its defaults; weights are not read, so its
+    values mean nothing.
+
+    Raises:
+        BenchError: an adapter that does not go with the model.
+    """
+    from levelfield.bench import tasks
+
+    bare = replace(protocol, model=replace(protocol.model, pretrained=False))
+    return adapt(spec, protocol, tasks.open_task(bare, "cpu").build_model(0), spec.defaults(), 0)
 
 
 def claimed_state_bytes(

@@ -64,7 +64,7 @@ class CausalLM(NextToken):
 
     def build_model(self, seed: int) -> nn.Module:
         length = self._protocol.data.sequence
-        return models.build_model(self._protocol.model, self.corpus.vocabulary, length, seed)
+        return models.build_model(self._protocol.model, self.vocabulary, length, seed)
 
     def batches(self, seed: int) -> sources.BatchOrder:
         return sources.BatchOrder(self.corpus.tokens["train"], self._protocol.data, seed)

@@ -101,21 +101,10 @@ class Fitter:
 
     def _simulator(self, size: Variant) -> Any:
         if size.name not in self._simulators:
-            from levelfield.bench import architecture, simulate, tasks
-            from levelfield.bench.shapes import Shape
+            from levelfield.bench import simulate
 
-            protocol = apply_settings(self.protocol, size.settings)
-            shape = Shape(
-                name=size.name,
-                model=protocol.model,
-                vocabulary=tasks.open_task(protocol, self.device_type).vocabulary,
+            self._simulators[size.name] = simulate.of_protocol(
+                apply_settings(self.protocol, size.settings),
+                "cuda" if self.device_type == "cuda" else "cpu",
             )
-            load = simulate.Workload(
-                architecture=architecture.of_shape(shape),
-                batch=protocol.data.batch,
-                sequence=protocol.data.sequence,
-                precision=protocol.precision,
-                target="cuda" if self.device_type == "cuda" else "cpu",
-            )
-            self._simulators[size.name] = simulate.Simulator(load, simulate.build_meta(load))
         return self._simulators[size.name]

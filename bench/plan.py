@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from levelfield.bench import horizons
-from levelfield.bench.fitting import check_sizes
+from levelfield.bench.fitting import GIB, check_sizes
 from levelfield.bench.schedules import check_schedule
-from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Protocol
+from levelfield.bench.spec import WEIGHTS, BenchError, OptimizerSpec, ParamInfo, Protocol
 from levelfield.bench.study import Method, check_budget, final_seed, tune_seed
 
-GIB = 2**30
 TRIED_STEPS = 6
 """Steps behind a time: the first ones warm up and are left out."""
 MOST_TIMED_FLOPS = 1e13
@@ -84,10 +83,9 @@ def plan(
     check_sizes(protocol)
     if tflops is not None and not 0 < tflops < math.inf:
         raise BenchError(f"--tflops {tflops:g}", "accepted: a number above 0")
-    parameters = count_parameters(protocol)
-    rows = [
-        _estimate(protocol, method, final_seeds, parameters, device, tflops) for method in methods
-    ]
+    infos = _infos(protocol)
+    parameters = sum(info.numel for info in infos)
+    rows = [_estimate(protocol, method, final_seeds, infos, device, tflops) for method in methods]
     if gpus or any(row.step_s is None for row in rows):
         rows = list(_with_memory(protocol, methods, rows, device, gpus))
     spent = [row.device_s for row in rows]
@@ -142,27 +140,15 @@ def _with_memory(
     gpus: Sequence[str],
 ) -> Iterator[Estimate]:
     """The same with the simulated peak of a trial on one device."""
-    from levelfield.bench import architecture, memory, simulate, tasks
-    from levelfield.bench.shapes import Shape
+    from levelfield.bench import memory, simulate
 
     sizes = [(text, memory.capacity(text)) for text in gpus]
     if protocol.task.kind != "causal_lm" or protocol.model.source:
         for row in rows:
             yield replace(row, peak_reason="only language models of a family are simulated")
         return
-    vocabulary = tasks.open_task(protocol, "cpu").vocabulary
-    shape = Shape(name=protocol.name, model=protocol.model, vocabulary=vocabulary)
-    engine = protocol.engine
-    load = simulate.Workload(
-        architecture=architecture.of_shape(shape),
-        batch=max(1, protocol.data.batch // (engine.accumulation * engine.processes)),
-        sequence=protocol.data.sequence,
-        accumulation=min(2, engine.accumulation),  # no further pass takes more
-        precision=protocol.precision,
-        checkpointing=engine.activation_checkpointing,
-        target="cpu" if device == "cpu" and all(row.step_s for row in rows) else "cuda",
-    )
-    simulator = simulate.Simulator(load, simulate.build_meta(load))
+    here = device == "cpu" and all(row.step_s for row in rows)
+    simulator = simulate.of_protocol(protocol, "cpu" if here else "cuda")
     for method, row in zip(methods, rows, strict=True):
         reasons: dict[str, str] = {}
         seen = memory.simulate(method.spec, simulator, reasons)
@@ -184,31 +170,35 @@ def count_parameters(protocol: Protocol) -> int:
     return sum(info.numel for info in _infos(protocol))
 
 
-def _infos(protocol: Protocol) -> tuple[ParamInfo, ...]:
+def _infos(protocol: Protocol, spec: OptimizerSpec | None = None) -> tuple[ParamInfo, ...]:
+    """What is trained, in the dtype that it is trained in: all of the model, or what an adapter
+    leaves and adds."""
     import torch
 
     from levelfield.bench import models, tasks
+    from levelfield.bench.build import adapted_shape
 
-    task = tasks.open_task(protocol, "cpu")
-    with torch.device("meta"):
-        if protocol.task.kind == "causal_lm":
-            shape, length = replace(protocol.model, pretrained=False), protocol.data.sequence
-            model = models.build_model(shape, task.vocabulary, length, 0)
-        else:
-            model = task.build_model(0)
-    return tuple(param.info for param in models.parameters(model))
+    if spec is not None:
+        model = adapted_shape(spec, protocol)
+    else:
+        bare = replace(protocol, model=replace(protocol.model, pretrained=False))
+        with torch.device("meta"):
+            model = tasks.open_task(bare, "cpu").build_model(0)
+    dtype = WEIGHTS[protocol.precision]
+    return tuple(replace(param.info, dtype=dtype) for param in models.parameters(model))
 
 
 def _estimate(
     protocol: Protocol,
     method: Method,
     final_seeds: int,
-    parameters: int,
+    infos: tuple[ParamInfo, ...],
     device: str,
     tflops: float | None,
 ) -> Estimate:
     from levelfield.bench.train_request import UNTIMED_STEPS
 
+    parameters = sum(info.numel for info in infos)
     budget, timing = protocol.budget, protocol.timing
     trials = budget.studies * (budget.trials + final_seeds) + budget.sweep * budget.sweep_seeds
     horizon = budget.steps
@@ -232,29 +222,20 @@ def _estimate(
         flops=flops_a_step * steps,
         step_s=step_s,
         source=source,
-        state_bytes=_state_bytes(protocol, method.spec, parameters),
+        state_bytes=_state_bytes(protocol, method.spec, infos, parameters),
     )
 
 
-def _state_bytes(protocol: Protocol, spec: OptimizerSpec, parameters: int) -> int | None:
-    from levelfield.bench import models, tasks
-    from levelfield.bench.build import adapt, claimed_state_bytes
+def _state_bytes(
+    protocol: Protocol, spec: OptimizerSpec, infos: tuple[ParamInfo, ...], parameters: int
+) -> int | None:
+    from levelfield.bench.build import claimed_state_bytes
 
-    infos = _stored(protocol)
     if spec.adapter is not None:
         if parameters > MOST_BUILT:
             return None
-        bare = replace(protocol, model=replace(protocol.model, pretrained=False))
-        model = tasks.open_task(bare, "cpu").build_model(0)
-        adapted = adapt(spec, protocol, model, spec.defaults(), 0)
-        infos = tuple(param.info for param in models.parameters(adapted))
+        infos = _infos(protocol, spec)
     return claimed_state_bytes(spec, protocol, infos, spec.defaults(), 1.0)
-
-
-def _stored(protocol: Protocol) -> tuple[ParamInfo, ...]:
-    """The parameters in the dtype that they are trained in."""
-    dtype = "bfloat16" if protocol.precision == "bf16" else "float32"
-    return tuple(replace(info, dtype=dtype) for info in _infos(protocol))
 
 
 def _timed(

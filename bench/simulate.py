@@ -35,7 +35,7 @@ from levelfield.bench.architecture import Architecture
 from levelfield.bench.build import build_stepper
 from levelfield.bench.meter import StorageTracker, state_bytes
 from levelfield.bench.next_token import NextToken
-from levelfield.bench.spec import Budget, Data, OptimizerSpec, Precision, Protocol
+from levelfield.bench.spec import WEIGHTS, Budget, Data, OptimizerSpec, Precision, Protocol
 from levelfield.bench.stepper import StepBatch
 
 Target = Literal["cuda", "cpu"]
@@ -69,7 +69,8 @@ class Workload:
     @property
     def dtype(self) -> torch.dtype:
         """Of weights and gradients."""
-        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+        found: torch.dtype = getattr(torch, WEIGHTS[self.precision])
+        return found
 
     def protocol(self, horizon: int = HORIZON) -> Protocol:
         """The protocol's part in a step: clipping, fallback, the steps of the run."""
@@ -108,6 +109,29 @@ def build(load: Workload) -> nn.Module:
     if load.checkpointing:
         models.checkpointing_(model, load.architecture.name)
     return model
+
+
+def of_protocol(protocol: Protocol, target: Target) -> Simulator:
+    """A simulator of a protocol's language model on one of its processes: a micro-batch a pass."""
+    from levelfield.bench import architecture, tasks
+    from levelfield.bench.shapes import Shape
+
+    engine = protocol.engine
+    shape = Shape(
+        name=protocol.name,
+        model=protocol.model,
+        vocabulary=tasks.open_task(protocol, "cpu").vocabulary,
+    )
+    load = Workload(
+        architecture=architecture.of_shape(shape),
+        batch=max(1, protocol.data.batch // (engine.accumulation * engine.processes)),
+        sequence=protocol.data.sequence,
+        accumulation=min(2, engine.accumulation),  # no further pass takes more
+        precision=protocol.precision,
+        checkpointing=engine.activation_checkpointing,
+        target=target,
+    )
+    return Simulator(load, build_meta(load))
 
 
 def build_meta(load: Workload) -> nn.Module:

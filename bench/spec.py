@@ -44,6 +44,13 @@ BROKEN: frozenset[str] = frozenset({"oom", "timeout", "killed", "error"})
 Precision = Literal["fp32", "bf16", "fp32+bf16", "fp64"]
 """`fp32`, `bf16` (weights and all arithmetic), `fp32+bf16` (fp32 weights, bf16 autocast); `fp64`
 where errors are followed down to rounding."""
+WEIGHTS: Mapping[Precision, str] = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp32+bf16": "float32",
+    "fp64": "float64",
+}
+"""Precision -> dtype of weights and gradients, as torch names it."""
 
 
 class BenchError(Exception):

@@ -334,17 +334,13 @@ def check_adapters(protocol: ProtocolRecord, methods: Sequence[Method]) -> None:
     adapters = [method.spec for method in methods if method.spec.adapter is not None]
     if not adapters:
         return
-    from levelfield.bench import tasks
-    from levelfield.bench.build import adapt, trained_by
+    from levelfield.bench.build import adapted_shape, trained_by
 
-    # Its shapes are enough: no weights are read.
-    bare = replace(protocol, model=replace(protocol.model, pretrained=False))
     for spec in adapters:
         if spec.tasks and protocol.task.kind not in spec.tasks:
             continue  # told by its trials
         trained_by(spec)
-        model = tasks.open_task(bare, "cpu").build_model(0)
-        adapt(spec, protocol, model, spec.defaults(), 0)
+        adapted_shape(spec, protocol)
 
 
 def _check_no_steps(protocol: ProtocolRecord) -> None:

@@ -30,6 +30,7 @@ from levelfield.bench.rates import check_rates
 from levelfield.bench.reference import load_spec
 from levelfield.bench.schedules import check_schedule, lr_factor
 from levelfield.bench.spec import (
+    WEIGHTS,
     BenchError,
     OptimizerSpec,
     Protocol,
@@ -50,8 +51,6 @@ from levelfield.bench.verdict import verdict
 
 ACCOUNTED_STEPS = 2
 """Steps under the storage tracker: the first allocates the state, the second has it."""
-DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}
-"""Of the weights, by the protocol's precision; float32 for all others."""
 MAX_POINTS = 400
 """Most points of a per-step series in a record."""
 
@@ -177,7 +176,7 @@ class Trial:
         if request.data_digest not in (None, self.task.facts["digest"]):
             raise BenchError("the data changed while the run was under way", "start a new run")
         self.engine = protocol.engine
-        dtype = DTYPES.get(protocol.precision, torch.float32)
+        dtype: torch.dtype = getattr(torch, WEIGHTS[protocol.precision])
         model = self.task.build_model(derive_seed("weights", request.seed)).to(dtype)
         # Of the model as every method gets it; an adapter freezes that, and adds to it.
         start = models.weights_sha256(models.parameters(model))
