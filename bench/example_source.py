@@ -242,27 +242,10 @@ def _hub_rows(wanted: Mapping[str, Any]) -> Iterator[tuple[Row, str]]:
 
 
 def _stream(wanted: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    name = wanted["id"]
-    try:
-        import datasets
-
-        rows = datasets.load_dataset(
-            name,
-            wanted["config"],
-            split=wanted["split"],
-            revision=wanted["revision"],
-            streaming=not source_hub.offline(),
-        )
-        for number, cells in enumerate(rows):
-            if number == wanted["limit"]:
-                return
-            row = Row(name, number + 1, cells, f"row {number + 1}")
-            kept = {column: row.cell(column, as_) for column, as_ in wanted["columns"].items()}
-            yield kept | {key: cells[key] for key in (wanted["group"],) if key in cells}
-    except BenchError:
-        raise
-    except Exception as error:
-        raise source_hub.explain(error, f"hub set {name!r}", "file:PATH") from error
+    for number, cells in enumerate(source_hub.rows(wanted, "file:PATH"), 1):
+        row = Row(wanted["id"], number, cells, f"row {number}")
+        kept = {column: row.cell(column, as_) for column, as_ in wanted["columns"].items()}
+        yield kept | {key: cells[key] for key in (wanted["group"],) if key in cells}
 
 
 def _refuse(value: Any) -> Any:

@@ -17,7 +17,20 @@ from levelfield.bench.examples import Example, Examples
 from levelfield.bench.spec import BenchError
 
 
-class Classification(ExampleTask):
+class OneOfSeveral(ExampleTask):
+    """Outputs are a logit for each thing that the label may be: cross-entropy over them."""
+
+    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(outputs, batch.targets["label"], reduction="none")
+
+    def drawn(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Mapping[str, Any]:
+        return {"label": drawn_class(outputs, generator)}
+
+    def answers(self, outputs: Tensor, items: Sequence[Item]) -> list[Any]:
+        return list(outputs.argmax(dim=-1).cpu().numpy())
+
+
+class Classification(OneOfSeveral):
     """A class a text: cross-entropy over the logits."""
 
     SCORES = ("accuracy", "matthews", "f1")
@@ -45,15 +58,6 @@ class Classification(ExampleTask):
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         return called(self, model, batch)
-
-    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(outputs, batch.targets["label"], reduction="none")
-
-    def drawn(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Mapping[str, Any]:
-        return {"label": drawn_class(outputs, generator)}
-
-    def answers(self, outputs: Tensor, items: Sequence[Item]) -> list[Any]:
-        return list(outputs.argmax(dim=-1).cpu().numpy())
 
     def scores(
         self, found: Sequence[Example], items: Sequence[Item], answers: Sequence[Any]

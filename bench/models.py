@@ -100,34 +100,9 @@ _NO_SPECIAL: Mapping[str, Any] = {
 }
 
 
-def _llama(config: ModelConfig, vocabulary: int, sequence: int) -> nn.Module:
-    with quiet_imports():
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-    settings: dict[str, Any] = {
-        "vocab_size": vocabulary,
-        "hidden_size": config.hidden,
-        "intermediate_size": config.intermediate,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "max_position_embeddings": sequence,
-        "tie_word_embeddings": config.tied,
-        "attention_dropout": config.dropout,
-        **_NO_SPECIAL,
-    }
-    if config.kv_heads is not None:
-        settings["num_key_value_heads"] = config.kv_heads
-    if config.head_dim is not None:
-        settings["head_dim"] = config.head_dim
-    model: nn.Module = LlamaForCausalLM(LlamaConfig(**settings))
-    return model
-
-
-def _qwen3(config: ModelConfig, vocabulary: int, sequence: int) -> nn.Module:
-    with quiet_imports():
-        from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    settings: dict[str, Any] = {
+def _decoder(config: ModelConfig, vocabulary: int, sequence: int) -> dict[str, Any]:
+    """What LLaMA's and Qwen's configs call alike."""
+    return {
         "vocab_size": vocabulary,
         "hidden_size": config.hidden,
         "intermediate_size": config.intermediate,
@@ -140,7 +115,21 @@ def _qwen3(config: ModelConfig, vocabulary: int, sequence: int) -> nn.Module:
         "attention_dropout": config.dropout,
         **_NO_SPECIAL,
     }
-    model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**settings))
+
+
+def _llama(config: ModelConfig, vocabulary: int, sequence: int) -> nn.Module:
+    with quiet_imports():
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+    model: nn.Module = LlamaForCausalLM(LlamaConfig(**_decoder(config, vocabulary, sequence)))
+    return model
+
+
+def _qwen3(config: ModelConfig, vocabulary: int, sequence: int) -> nn.Module:
+    with quiet_imports():
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**_decoder(config, vocabulary, sequence)))
     return model
 
 

@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from levelfield.bench import answer_loss, choice_prompts, encode, model_source
 from levelfield.bench.choice_prompts import ASK, LETTERS, asked, shuffled
 from levelfield.bench.encode import Array, Row
-from levelfield.bench.example_batches import Batch, Item, by_length, drawn_class
-from levelfield.bench.example_task import ExampleTask, called
+from levelfield.bench.example_batches import Batch, Item, by_length
+from levelfield.bench.example_task import called
 from levelfield.bench.examples import Example, Examples
+from levelfield.bench.labelled import OneOfSeveral
 from levelfield.bench.sources import IGNORED
 from levelfield.bench.spec import BenchError
 
@@ -36,7 +37,7 @@ LEAST = torch.finfo(torch.float32).min
 """The logit of an option that an item does not have."""
 
 
-class MultipleChoice(ExampleTask):
+class MultipleChoice(OneOfSeveral):
     """Cross-entropy over the options; the right one has the largest logit."""
 
     SCORES = ("accuracy", "accuracy_norm", "shuffled_accuracy")
@@ -144,15 +145,6 @@ class MultipleChoice(ExampleTask):
             logits = logits[:, self.letters]
         options = torch.arange(self.most, device=logits.device)
         return logits.masked_fill(options >= batch.targets["options"][:, None], LEAST)
-
-    def losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(outputs, batch.targets["label"], reduction="none")
-
-    def drawn(self, outputs: Tensor, batch: Batch, generator: torch.Generator) -> Mapping[str, Any]:
-        return {"label": drawn_class(outputs, generator)}
-
-    def answers(self, outputs: Tensor, items: Sequence[Item]) -> list[Any]:
-        return list(outputs.argmax(dim=-1).cpu().numpy())
 
     def scores(
         self, found: Sequence[Example], items: Sequence[Item], answers: Sequence[Any]

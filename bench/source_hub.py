@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -80,31 +81,42 @@ def _fetch(wanted: Mapping[str, Any], path: Path) -> None:
 
 def _stream(wanted: Mapping[str, Any]) -> Iterator[str]:
     name, column = wanted["id"], wanted["column"]
+    for row in rows(wanted, "data.source=file:PATH"):
+        if column not in row:
+            raise BenchError(
+                f"{name} has no column {column!r}",
+                f"it has {', '.join(row)}; accepted: ?column=NAME",
+            )
+        if not isinstance(row[column], str | None):
+            raise BenchError(f"{name}: column {column!r} is no text", "accepted: ?column=NAME")
+        yield row[column] or ""
+
+
+def rows(wanted: Mapping[str, Any], local: str) -> Iterator[Mapping[str, Any]]:
+    """Rows of a set of the hub, up to a limit.
+
+    Args:
+        wanted: `id`, `config`, `split`, `revision`, `limit`.
+        local: what a user may give instead, for the hint.
+
+    Raises:
+        BenchError: whatever the hub raises, in one line.
+    """
     try:
         import datasets
 
-        rows = datasets.load_dataset(
-            name,
+        found = datasets.load_dataset(
+            wanted["id"],
             wanted["config"],
             split=wanted["split"],
             revision=wanted["revision"],
             streaming=not offline(),  # offline, what an earlier download left on disk
         )
-        for number, row in enumerate(rows):
-            if number == wanted["limit"]:
-                return
-            if column not in row:
-                raise BenchError(
-                    f"{name} has no column {column!r}",
-                    f"it has {', '.join(row)}; accepted: ?column=NAME",
-                )
-            if not isinstance(row[column], str | None):
-                raise BenchError(f"{name}: column {column!r} is no text", "accepted: ?column=NAME")
-            yield row[column] or ""
+        yield from itertools.islice(found, wanted["limit"])
     except BenchError:
         raise
     except Exception as error:
-        raise explain(error, f"hub set {name!r}", "data.source=file:PATH") from error
+        raise explain(error, f"hub set {wanted['id']!r}", local) from error
 
 
 def offline() -> bool:
