@@ -1,19 +1,14 @@
 """Adapters against each other on CoLA: one budget of rank, one of tuning."""
 
-from levelfield.bench.spec import Budget, Data, Evaluation, Protocol, Task
-from levelfield.protocols import _twin
+from levelfield.bench.spec import Budget, Data, Protocol, Task
+from levelfield.protocols import _adapters, _twin
 
 PROTOCOL = Protocol(
     name="adapters_cpu_cola",
     summary="is an English sentence acceptable (CoLA): full fine-tuning and adapters of two ranks "
     "a module on MiniLM, 64 steps x 8 of 1,024 sentences, by Matthews correlation; 4 trials and 5 "
     "final seeds a method",
-    note="Every adapter may keep 72 ranks over the encoder's 36 matrices: LoRA two in each, "
-    "AdaLoRA after it pruned three to that, IncreLoRA and AdaPaD after they grew from one, SoRA "
-    "what its gates leave of four. The head is trained by all of them and told apart. A sentence "
-    "of 256 is worth about half a point, and seeds scatter by several: a margin of 0.3 points "
-    "needs hundreds of seeds. One study: nothing is ranked beyond these hyper-parameters. With "
-    "--files it reads CoLA from $LEVELFIELD_DATA.",
+    note=_adapters.NOTE + " With --files it reads CoLA from $LEVELFIELD_DATA.",
     task=Task(kind="classification", metric="matthews"),
     model=_twin.MODEL,
     data=Data(
@@ -22,25 +17,18 @@ PROTOCOL = Protocol(
         tokenizer="model",
         sequence=48,
         batch=8,
-        examples=1024,
-        heldout_examples=256,
+        examples=_adapters.EXAMPLES,
+        heldout_examples=_adapters.HELDOUT,
     ),
     budget=Budget(steps=64, trials=4, studies=1, seeds=5, trial_timeout_s=1800.0),
     schedule=_twin.SCHEDULE,
     fallback=_twin.FALLBACK,
     tuner=_twin.TUNER,
-    evaluation=Evaluation(every=32, sequences=64),
+    evaluation=_adapters.evaluation(64),
     timing=_twin.TIMING,
     claims="adamw",
     margin_nats=_twin.MARGIN,
-    methods=(
-        "adamw",
-        "lora(rank=2,alpha=16.0)",
-        "adalora",
-        "increlora",
-        "sora(rank=4)",
-        "adapad",
-    ),
+    methods=_adapters.METHODS,
     files=(
         "data.source=file:cola/in_domain_train.tsv?layout=cola",
         "data.heldout=file:cola/in_domain_dev.tsv?layout=cola"
