@@ -1,15 +1,19 @@
 """What a second process brings to AdaPaD's exact mode, whose components' passes are shared out.
 
-K components in every linear layer of a LLaMA, a pass each: one process with one thread, two
-processes with one thread each (engine.parallel=components), one process with two threads. The arms
-take turns, window by window, in the same two processes. Two processes can be at most
-passes / ceil(passes / 2) times as fast. A reserve is one more pass.
+K components in every linear layer of a LLaMA, a pass each. How many times as fast as one process
+with one thread (`one_ms`) are, a thread a process:
+    speedup   p processes that share out the passes (engine.parallel=components)
+    ideal     passes / ceil(passes / p), which they can reach at most; a reserve is one more pass
+    data      p processes that make every pass on their part of the batch (engine.parallel=ddp)
+    threads   one process with p threads
+    cpu_*     the same by CPU time, of the busiest process: what other load on the machine, or
+              more processes than cores, leave. It knows nothing of waiting for one another.
+The arms take turns, window by window, in the same processes.
 
-`by CPU`: the same by CPU time, of the busier of the two: what other load on the machine leaves.
+    python benchmarks/component_parallel.py [--windows 5] [--steps 3] [--cases 5] [--processes 2]
 
-    python benchmarks/component_parallel.py [--windows 5] [--steps 3] [--hidden 256] [--cases 5]
-
-Prints a table and, last, one JSON line with `speedup` (of four components without a reserve).
+Prints a table and, last, one JSON line with `speedup` (of four components without a reserve), which
+`scripts/parallel_figure.py` draws.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 os.environ.update(OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1")
@@ -30,18 +33,18 @@ os.environ.update(OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1")
 import torch
 from torch import distributed
 
-from levelfield.bench.distributed import Components
+from levelfield.bench.distributed import Components, Ddp
 from levelfield.bench.group import Alone, Group
 from levelfield.bench.registry import OPTIMIZERS
 from levelfield.bench.spec import Budget, Data, Model, Protocol
 from levelfield.bench.train import Trial
 from levelfield.bench.train_request import TrialRequest
 
-PROCESSES = 2
 WANTED = 1.6
 """Times as fast with four components and no reserve."""
 CASES = ((4, False), (4, True), (2, False), (8, False), (16, False))
 """Components, and whether each layer has a reserve besides."""
+ARMS = ("one", "one cpu", "components", "components cpu", "data", "data cpu", "threads")
 
 
 def protocol(hidden: int) -> Protocol:
@@ -92,56 +95,112 @@ def seconds_a_step(trial: Trial, threads: int, steps: int) -> tuple[float, float
 
 
 def measure(
-    rank: int, config: Protocol, components: int, reserve: bool, windows: int, steps: int
+    rank: int, config: Protocol, case: tuple[int, bool], windows: int, steps: int
 ) -> dict[str, list[float]]:
-    """Seconds a step of each arm in every window; the second process only has a part in one. `cpu`
-    arms: of CPU time, where there are two processes of the busier one."""
-    both = prepared(config, components, reserve, Components(torch.device("cpu")))
-    first = rank == 0
-    alone = prepared(config, components, reserve, Alone()) if first else None
-    arms = ("one", "one cpu", "two", "two cpu", "threads")
-    found: dict[str, list[float]] = {name: [] for name in arms}
+    """Seconds a step of each arm in every window; the other processes only have a part in some.
+    `cpu` arms: of CPU time, where there are several processes of the busiest."""
+    device, first = torch.device("cpu"), rank == 0
+    alone = prepared(config, *case, Alone()) if first else None
+    both = prepared(config, *case, Components(device))
+    halves = prepared(config, *case, Ddp(device))
+    threads = distributed.get_world_size()
+    found: dict[str, list[float]] = {name: [] for name in ARMS}
 
     def keep(name: str, times: tuple[float, float]) -> None:
-        found[name].append(times[0])
-        if f"{name} cpu" in found:
-            found[f"{name} cpu"].append(times[1])
+        for arm, seconds in zip((name, f"{name} cpu"), times, strict=True):
+            if arm in found:
+                found[arm].append(seconds)
 
     for window in range(windows + 1):
         distributed.barrier()
         if alone is not None:
             keep("one", seconds_a_step(alone, 1, steps))
-        distributed.barrier()  # the second process sleeps until here
-        wall_s, cpu_s = seconds_a_step(both, 1, steps)
-        busier = torch.tensor(cpu_s)
-        distributed.all_reduce(busier, distributed.ReduceOp.MAX)
-        keep("two", (wall_s, float(busier)))
+        for name, shared in (("components", both), ("data", halves)):
+            distributed.barrier()  # the others sleep until here
+            wall_s, cpu_s = seconds_a_step(shared, 1, steps)
+            busiest = torch.tensor(cpu_s)
+            distributed.all_reduce(busiest, distributed.ReduceOp.MAX)
+            keep(name, (wall_s, float(busiest)))
         if alone is not None:
-            keep("threads", seconds_a_step(alone, 2, steps))
+            keep("threads", seconds_a_step(alone, threads, steps))
         if window == 0:  # warms up
-            found.update({name: [] for name in arms})
-    if alone is not None:
-        passes = components + reserve
-        for trial in (alone, both):
-            assert trial.passes == passes * trial.step, "not the passes that were meant"
+            found.update({name: [] for name in ARMS})
+    passes = sum(case)
+    for trial in filter(None, (alone, both, halves)):
+        assert trial.passes == passes * trial.step, "not the passes that were meant"
     return found
 
 
-def join(rank: int, port: int) -> None:
+def join(rank: int, processes: int, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+    distributed.init_process_group("gloo", rank=rank, world_size=processes)
 
 
-def all_cases(rank: int, port: int, count: int, work: Callable[[int, bool], Any]) -> list[Any]:
-    join(rank, port)
-    return [work(components, reserve) for components, reserve in CASES[:count]]
+def all_cases(rank: int, processes: int, port: int, args: Any, told: Any) -> None:
+    """What one process does; the first one tells what it measured."""
+    join(rank, processes, port)
+    for case in CASES[: args.cases]:
+        times = measure(rank, protocol(args.hidden), case, args.windows, args.steps)
+        if rank == 0:
+            told.put(row(processes, case, times))
+    distributed.destroy_process_group()
 
 
-def ratio(times: dict[str, list[float]], name: str, other: str = "one") -> float:
-    """How many times as fast as the other arm, window by window."""
-    return statistics.median(a / b for a, b in zip(times[other], times[name], strict=True))
+def row(processes: int, case: tuple[int, bool], times: dict[str, list[float]]) -> dict[str, Any]:
+    """Each arm against one process with one thread: medians of ratios, window by window."""
+
+    def ratio(name: str, other: str = "one") -> float:
+        return statistics.median(a / b for a, b in zip(times[other], times[name], strict=True))
+
+    passes = sum(case)
+    return {
+        "processes": processes,
+        "components": case[0],
+        "reserve": case[1],
+        "one_ms": 1e3 * statistics.median(times["one"]),
+        "speedup": ratio("components"),
+        "cpu_speedup": ratio("components cpu", "one cpu"),
+        "ideal": passes / math.ceil(passes / processes),
+        "data": ratio("data"),
+        "cpu_data": ratio("data cpu", "one cpu"),
+        "threads": ratio("threads"),
+    }
+
+
+def started(processes: int, args: Any) -> list[dict[str, Any]]:
+    """The rows of so many processes, printed as they come."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    told = context.Queue()
+    workers = [
+        context.Process(target=all_cases, args=(rank, processes, port, args, told), daemon=True)
+        for rank in range(processes)
+    ]
+    for worker in workers:
+        worker.start()
+    rows = []
+    for _ in CASES[: args.cases]:
+        rows.append(told.get(timeout=1800))
+        print(line(rows[-1]), flush=True)
+    for worker in workers:
+        worker.join()
+    return rows
+
+
+COLUMNS = (
+    ("processes", 10, "d"), ("components", 11, "d"), ("reserve", 8, ""), ("one_ms", 8, ".1f"),
+    ("speedup", 8, ".2f"), ("cpu_speedup", 12, ".2f"), ("ideal", 6, ".2f"), ("data", 6, ".2f"),
+    ("cpu_data", 9, ".2f"), ("threads", 8, ".2f"),
+)  # fmt: skip
+
+
+def line(found: dict[str, Any]) -> str:
+    told = {**found, "reserve": "yes" if found["reserve"] else "no"}
+    return "".join(f"{told[name]:>{width}{form}}" for name, width, form in COLUMNS)
 
 
 def main() -> None:
@@ -150,44 +209,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="steps a window")
     parser.add_argument("--hidden", type=int, default=256, help="width of the model")
     parser.add_argument("--cases", type=int, default=len(CASES), help="rows of the table")
+    parser.add_argument("--processes", type=int, nargs="+", default=[2], help="one table for each")
     args = parser.parse_args()
-    config = protocol(args.hidden)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def silent(components: int, reserve: bool) -> None:
-        measure(1, config, components, reserve, args.windows, args.steps)
-
-    def told(components: int, reserve: bool) -> dict[str, float]:
-        times = measure(0, config, components, reserve, args.windows, args.steps)
-        passes = components + reserve
-        row = {
-            "components": components,
-            "reserve": reserve,
-            "one_ms": 1e3 * statistics.median(times["one"]),
-            "speedup": ratio(times, "two"),
-            "cpu_speedup": ratio(times, "two cpu", "one cpu"),
-            "ideal": passes / math.ceil(passes / PROCESSES),
-            "two_threads": ratio(times, "threads"),
-        }
-        print(
-            f"{components:>4}{'yes' if reserve else 'no':>9}{row['one_ms']:>14.1f}"
-            f"{row['speedup']:>15.2f}{row['cpu_speedup']:>8.2f}{row['ideal']:>8.2f}{row['two_threads']:>13.2f}",
-            flush=True,
-        )
-        return row
-
-    heads = ("K", 4), ("reserve", 9), ("one, ms", 14), ("two processes", 15), ("by CPU", 8)
-    print(
-        "".join(f"{name:>{width}}" for name, width in (*heads, ("ideal", 8), ("two threads", 13)))
-    )
-    second = multiprocessing.get_context("fork").Process(
-        target=all_cases, args=(1, port, args.cases, silent), daemon=True
-    )
-    second.start()
-    rows = all_cases(0, port, args.cases, told)
-    second.join()
+    print("".join(f"{name:>{width}}" for name, width, _ in COLUMNS))
+    rows = [found for processes in args.processes for found in started(processes, args)]
     print(
         json.dumps(
             {
@@ -195,6 +220,7 @@ def main() -> None:
                 "speedup": rows[0]["speedup"],
                 "verdict": rows[0]["speedup"] >= WANTED,
                 "load": os.getloadavg()[0],
+                "cores": os.cpu_count(),
                 "cases": rows,
             }
         )
