@@ -197,7 +197,7 @@ def fewer_parameters_at_equal_score(claim: Claim, view: View) -> Finding:
     least = -math.log1p(-(claim.least or 0.0))
     fewer = counted("parameters", math.log(means[1] / means[0]), SAVED, size=saved(claim),
                     least=least)  # fmt: skip
-    return evidence(equal, fewer)
+    return evidence(equal, fewer, note=claim.note)
 
 
 def ranks_gather(claim: Claim, view: View) -> Finding:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from levelfield.bench.stats import holm
+from levelfield.reports.claim_names import resolved, stands_for
 from levelfield.reports.claim_parts import Absent, Evidence, Finding, Part, Power, Withheld
 from levelfield.reports.claims import CLAIMS, Claim
 from levelfield.reports.frames import frame
@@ -62,7 +63,9 @@ def judge(view: View, claims: Sequence[Claim] = CLAIMS) -> tuple[Judged, ...]:
             p = adjusted.get(id(finding), finding.p)
             # Had this claim been shown, Holm would have asked this of it beside the shown others.
             others = len(tested) - (shown - (p <= alpha and not finding.exact))
-            judged.append(_weigh(claim, finding, p, alpha, alpha / max(1, others)))
+            item = _weigh(claim, finding, p, alpha, alpha / max(1, others))
+            power = "; ".join(filter(None, (item.power, stands_for(claim, view))))
+            judged.append(replace(item, power=power))
         else:
             verdict: Verdict = "no data" if isinstance(finding, Absent) else "not testable here"
             judged.append(Judged(claim=claim, verdict=verdict, power=finding.reason))
@@ -71,6 +74,7 @@ def judge(view: View, claims: Sequence[Claim] = CLAIMS) -> tuple[Judged, ...]:
 
 def look(claim: Claim, view: View) -> Finding:
     """What a run shows of a claim, or why it shows nothing."""
+    claim = resolved(claim, view)
     kind = str(view.setting("task", "kind", default="causal_lm"))
     if claim.tasks and kind not in claim.tasks:
         return Absent(f"its task is {kind}")

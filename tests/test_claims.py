@@ -84,6 +84,24 @@ NEW_SAME = (2.001, 2.003, 1.997, 2.001, 1.999)
 WIDE = (1.7, 2.4, 2.0, 1.9, 2.1)
 
 
+def test_a_method_of_another_size_answers_to_its_name_and_an_ablation_does_not(
+    tmp_path: Path,
+) -> None:
+    asked = claim(claim_tests.better)
+    sized = {"new(rank=2,alpha=16.0)": NEW_BETTER, "old": OLD}
+    item = verdict(asked, seen(sized, tmp_path))
+    assert item.verdict == "reproduced"
+    assert item.power.endswith("new(rank=2,alpha=16.0) for new")
+    for other in ("new(residual=false)", "new(rank=2,residual=false)", "newer(rank=2)"):
+        assert verdict(asked, seen({other: NEW_BETTER, "old": OLD}, tmp_path)).verdict == "no data"
+    both = {"new(rank=2)": NEW_BETTER, "new(rank=4)": NEW_BETTER, "old": OLD}
+    assert verdict(asked, seen(both, tmp_path)).verdict == "no data"
+    plain = verdict(
+        asked, seen({"new(rank=2)": NEW_BETTER, "new": NEW_WORSE, "old": OLD}, tmp_path)
+    )
+    assert plain.verdict == "not reproduced"
+
+
 # --- the registry -----------------------------------------------------------------------------
 
 
