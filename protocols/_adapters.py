@@ -8,13 +8,13 @@ METHODS = (
     "lora(rank=2,alpha=16.0)",
     "adalora",
     "increlora",
-    "sora(rank=4)",
+    "sora(rank=2)",
     "adapad",
 )
 NOTE = (
     "Every adapter may keep 72 ranks over the encoder's 36 matrices: LoRA two in each, "
     "AdaLoRA after it pruned three to that, IncreLoRA and AdaPaD after they grew from one, SoRA "
-    "what its gates leave of four. The head is trained by all of them and told apart. A sentence "
+    "what its gates leave of two. The head is trained by all of them and told apart. A sentence "
     "of 256 is worth about half a point, and seeds scatter by several: a margin of 0.3 points "
     "needs hundreds of seeds. One study: nothing is ranked beyond these hyper-parameters."
 )
