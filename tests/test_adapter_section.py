@@ -117,7 +117,9 @@ def test_fewer_parameters_at_an_equal_score_only_where_it_is_shown(tmp_path: Pat
     assert "at an equal score: the difference is" in shown
     worse = {**equal, "chosen": [21.01, 21.0, 21.02, 21.0, 21.03]}
     gap = prose(adapters.render(view(tmp_path, worse)) or Block())
-    assert "an equal score is not shown" in gap
+    assert "not at an equal score: the difference is" in gap
+    edge = {**equal, "chosen": [20.28, 20.27, 20.31, 20.25, 20.33]}
+    assert "an equal score is not shown" in prose(adapters.render(view(tmp_path, edge)) or Block())
 
 
 def test_the_test_of_equality_is_scipys(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ COLUMNS = (
 WIDTH, HEIGHT = 560, 330
 CELL = 34
 """Pixels of a cell of a rank map."""
+NEAR = 4
+"""A name is about as wide as this factor on the axis of parameters."""
 
 
 def render(view: View) -> Block | None:
@@ -140,7 +142,7 @@ def scatter(view: View, name: str, title: str, description: str) -> str | None:
 
 
 def _names(axes: Axes, view: View, rows: list[tuple[Method, float, dict[int, float]]]) -> None:
-    """Names right of the dots, pushed apart where methods are as large and as good."""
+    """Names right of the dots and of those close by, pushed apart where methods are as good."""
     low, high = axes.get_ylim()
     step, taken = 0.055 * (high - low), -math.inf
     left, right = axes.get_xlim()
@@ -149,7 +151,8 @@ def _names(axes: Axes, view: View, rows: list[tuple[Method, float, dict[int, flo
     for method, size, losses in ordered:
         y = stats.mean(list(losses.values())) or 0.0
         taken = max(y, taken + step)
-        axes.annotate(clean(method.name), (size, y), (size * 1.18, taken), va="center", fontsize=10,
+        near = max(other for _, other, _ in rows if other < NEAR * size)
+        axes.annotate(clean(method.name), (size, y), (near * 1.18, taken), va="center", fontsize=10,
                       color=look(method, view).color, annotation_clip=False,
                       arrowprops={"arrowstyle": "-", "color": SOFT, "lw": 0.5})  # fmt: skip
 
@@ -205,7 +208,7 @@ def _words(view: View, chosen: list[Method]) -> list[str]:
     ]
     fixed_rank = [m for m in chosen if (found := of_method(m)) is not None and found.uniform]
     margin = float(view.setting("margin_nats", default=0.3))
-    for base in fixed_rank[:1]:
+    for base in sorted(fixed_rank, key=lambda method: method.index)[:1]:
         for method in chosen:
             if method.name != base.name:
                 text = reduction(view, method, base, margin)
@@ -236,6 +239,9 @@ def reduction(view: View, method: Method, base: Method, margin: float) -> str | 
     gap = f"the difference is {signed(difference, 2)} nats with margin ± {margin:g}"
     if found.equivalent:
         return f"{what} at an equal score: {gap}, TOST p = {fixed(found.p or 0.0, 3)}, over seeds."
+    if found.interval and (found.interval[0] > margin or found.interval[1] < -margin):
+        low, high = (signed(end, 2) for end in found.interval)
+        return f"{what}, not at an equal score: {gap}, 90 % interval {low} to {high}, over seeds."
     if found.power is not None and found.power < 0.8:
         return (
             f"{what}; whether at an equal score is not testable here: {gap}, and equal methods "
