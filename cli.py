@@ -345,6 +345,8 @@ def run(
 def _one_model(model: str | None, left: str | None) -> str | None:
     if model is not None and left is not None:
         raise BenchError("--model and --from both name a model", "give one of them")
+    if left is not None and not left.rpartition(":")[2].isdecimal():
+        raise BenchError(f"--from {left}", "accepted: RUN:method:seed, of a run that kept weights")
     return model if left is None else left
 
 
@@ -426,9 +428,10 @@ def show(
         from levelfield.bench.digest import did_you_mean
 
         protocols, optimizers = registry.PROTOCOLS.entries(), registry.OPTIMIZERS.entries()
-        if name in protocols or name.endswith(":PROTOCOL"):
+        known = {name, name.replace("-", "_")}  # as `load` takes them
+        if known & {*protocols} or name.endswith(":PROTOCOL"):
             return _show_protocol(name)
-        if name not in optimizers and ".py" not in name and not name.endswith(")"):
+        if not known & {*optimizers} and ".py" not in name and not name.endswith(")"):
             hint = did_you_mean(name, [*optimizers, *protocols])
             raise BenchError(f"no optimizer or protocol is named {name!r}", hint)
         return _show_optimizer(name)
@@ -443,8 +446,11 @@ def _show_protocol(name: str) -> Result:
     loaded = PROTOCOLS.load(name)
     data = to_plain(loaded.value)
     lines = [f"protocol {data['name']}, from {loaded.entry.origin}", data["summary"], data["note"]]
+    told = dict(data)
+    if data["model"]["source"]:  # it brings its own shape
+        told["model"] = {key: data["model"][key] for key in ("source", "pretrained")}
     lines += [
-        f"{key:<28}{value}" for key, value in _flat(data) if key not in ("name", "summary", "note")
+        f"{key:<28}{value}" for key, value in _flat(told) if key not in ("name", "summary", "note")
     ]
     digest = protocol_digest(loaded.value)
     return Result({"kind": "protocol", "record": data, "digest": digest}, lines)
@@ -473,6 +479,11 @@ def _show_optimizer(name: str) -> Result:
         f"{'code':<20}{spec.code or '-'}",
         f"{'implementation':<20}{spec.implementation}",
         f"{'takes':<20}{', '.join(spec.roles)}",
+        *(
+            [f"{'trained by':<20}{spec.inner}, or {name.partition('(')[0]}(inner=NAME)"]
+            if spec.inner
+            else []
+        ),
         f"{'passes a step':<20}{spec.passes:g}",
         f"{'schedule':<20}{spec.schedule}",
         f"{'counts as a refresh':<20}{spec.refreshes or '-'}",
@@ -670,21 +681,26 @@ def _published() -> Result:
 @app.command()
 def check(
     name: Annotated[str, typer.Argument(help="A method's name, or file.py:SPEC.")],
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds for all checks of the method.")
+    ] = 600.0,
     as_json: Json = False,
 ) -> None:
     """Check that a method keeps its promises; one line a check. Exit 1 if one fails."""
 
     def work() -> Result:
-        from levelfield.bench.check import run_checks
+        from levelfield.bench.check_apart import run_apart
+        from levelfield.bench.check_lines import Lines
         from levelfield.bench.study import load_method
 
-        method = load_method(name)
+        method, lines = load_method(name), Lines()
         found = []
-        for item in run_checks(method.spec):
+        for item in run_apart(method.reference, timeout):
             found.append(item)
-            if not as_json:
-                print(f"{item.outcome:<12}{item.name:<16}{item.reason}", flush=True)
-        failed = sum(item.outcome == "failed" for item in found)
+            line = None if item.name == "time" else lines.told(item)
+            if line is not None and not as_json:
+                print(line, flush=True)
+        failed = any(item.outcome == "failed" for item in found)
         data = {
             "method": method.name,
             "checks": [
@@ -692,10 +708,8 @@ def check(
                 for item in found
             ],
         }
-        *checks, spent = found
-        held = f"{len(checks) - failed} of {len(checks)} checks hold"
-        line = f"{method.name}: {held}, {spent.wall_s:.1f} s"
-        return Result(data, [line], EXIT_FAILED if failed else EXIT_OK)
+        last = lines.summary(method.name, found[-1].wall_s)
+        return Result(data, [*lines.rest(), last], EXIT_FAILED if failed else EXIT_OK)
 
     emit("check", as_json, work)
 
@@ -754,12 +768,9 @@ def audit(
     def work() -> Result:
         from levelfield.bench import audit as auditor
         from levelfield.bench import family
-        from levelfield.bench.store import load_run
 
-        runs = [(path, load_run(path))] if not family.is_family(path) else [
-            (path / name, run) for name, run in family.load_family(path).runs
-        ]  # fmt: skip
-        lines: list[str] = []
+        runs, empty = auditor.audited(path)
+        lines = [f"{folder}: no records, nothing to audit" for folder in empty]
         data = []
         for folder, run in runs:
             found = auditor.audit(run)

@@ -8,12 +8,14 @@ that this finds accidents; a forger who invents losses is found by `levelfield v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from levelfield.bench import audit_choice, audit_plan, audit_record, audit_trial
 from levelfield.bench.audit_case import UNREADABLE, Case, Finding, Outcome
-from levelfield.bench.store import Run
+from levelfield.bench.spec import BenchError
+from levelfield.bench.store import Run, load_run
 
-__all__ = ["RULES", "Finding", "Outcome", "audit", "counts", "is_fair"]
+__all__ = ["RULES", "Finding", "Outcome", "audit", "audited", "counts", "is_fair"]
 
 Rule = Callable[[Case], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
@@ -25,6 +27,26 @@ RULES: tuple[Rule, ...] = (
     audit_plan.evidence,
 )
 ORDER: tuple[Outcome, ...] = ("unfair", "unknown", "warning", "fair")
+
+
+def audited(path: Path) -> tuple[list[tuple[Path, Run]], list[Path]]:
+    """The run under a folder, or the members of a family, each with its folder; and the folders of
+    the members that have no records: without any, nothing was fair or unfair.
+
+    Raises:
+        BenchError: there is no run, or no record in any.
+    """
+    from levelfield.bench import family
+
+    members = family.load_family(path).runs if family.is_family(path) else [("", load_run(path))]
+    runs = [(path / name, run) for name, run in members]
+    found = [(folder, run) for folder, run in runs if run.records]
+    if not found:
+        raise BenchError(
+            f"nothing to audit: {path} has no records",
+            f"`levelfield run --resume {path}` trains what is missing",
+        )
+    return found, [folder for folder, run in runs if not run.records]
 
 
 def audit(run: Run, *, replay: bool = True) -> tuple[Finding, ...]:

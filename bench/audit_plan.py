@@ -46,7 +46,8 @@ def budget(case: Case) -> Iterator[Finding]:
             left.append(what)
     outside = {r.study for r in case.of("tune")} - set(range(case.protocol.budget.studies))
     unfair += [f"there is no study {study}" for study in sorted(outside)]
-    fair = f"{asked} tuning trials for each of {len(case.studies)} studies"
+    each = "one trial, which tunes nothing," if asked == 1 else f"{asked} tuning trials"
+    fair = f"{each} for each of {len(case.studies)} studies"
     yield from ruled("budget", fair, unfair, [f"{text}: {UNFINISHED}" for text in left])
 
 
@@ -143,13 +144,14 @@ def evidence(case: Case) -> Iterator[Finding]:
     """Enough studies and seeds for what is claimed."""
     warnings, count = [], case.protocol.budget.studies
     if count < 3:
-        warnings.append(
-            f"{count} tuning studies a method: nothing is ranked beyond these hyper-parameters"
-        )
+        studies = "1 tuning study" if count == 1 else f"{count} tuning studies"
+        if case.protocol.budget.trials == 1:
+            studies = "nothing is tuned, 1 trial"
+        warnings.append(f"{studies} a method: nothing is ranked beyond these hyper-parameters")
     for name in case.specs:
         good = sum(record.status in WHOLE for record in case.of("final", name))
         if good < 3:
-            warnings.append(f"{name} has {good} good finals")
+            warnings.append(f"{name} has {good} good final{'s' * (good != 1)}")
     yield from ruled("evidence", f"{count} studies, 3 or more finals a method", warnings=warnings)
 
 

@@ -13,7 +13,13 @@ from torch import nn
 from levelfield.bench.digest import derive_seed
 from levelfield.bench.errors import named
 from levelfield.bench.quiet import quiet_imports
-from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Protocol
+from levelfield.bench.spec import (
+    GIVEN_TO_INNER,
+    BenchError,
+    OptimizerSpec,
+    ParamInfo,
+    Protocol,
+)
 from levelfield.bench.stepper import (
     AdapterContext,
     BuildContext,
@@ -71,10 +77,12 @@ def trained_by(spec: OptimizerSpec) -> tuple[OptimizerSpec, ...]:
 
 
 def inner_hparams(inner: OptimizerSpec, hparams: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters of the method under an adapter: its own defaults, whatever the adapter
-    names alike, and the rate of the head, which any method's groups have."""
+    """The hyper-parameters of the method under an adapter: its own defaults, the scale that is
+    tuned, what an adapter may set for it, and the rate of the head, which any method's groups have.
+    """
     defaults = inner.defaults()
-    named = (*defaults, "embed_multiplier")
+    given = [name for name in (inner.scale, *GIVEN_TO_INNER) if name in defaults]
+    named = (*given, "embed_multiplier")
     return {**defaults, **{name: hparams[name] for name in named if name in hparams}}
 
 

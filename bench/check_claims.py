@@ -98,11 +98,14 @@ def scalars(holders: Sequence[object]) -> int:
 
 def claimed_passes(spec: OptimizerSpec) -> str:
     bench = Bench(spec, spec.defaults())
-    bench.take(20)
-    measured = bench.passes / 20
-    if not math.isclose(measured, spec.passes, rel_tol=0.05):
+    # What changes over a run is measured over a whole one, and claimed at its most.
+    steps, tolerance = (20, 0.05) if spec.passes_at is None else (PROTOCOL.budget.steps, 0.2)
+    bench.take(steps)
+    measured = bench.passes / steps
+    if not math.isclose(measured, spec.passes, rel_tol=tolerance):
         raise Failure(f"claims {spec.passes:g} passes a step and makes {measured:g}")
-    return f"{measured:g} a step, as claimed"
+    most = "" if spec.passes_at is None else f", {spec.passes:g} at most"
+    return f"{measured:g} a step, as claimed{most}"
 
 
 def count_host_reads(spec: OptimizerSpec, steps: int = 30) -> float:

@@ -69,17 +69,8 @@ class LocalExecutor:
         if sys.platform == "win32":
             raise BenchError("levelfield does not run on Windows", "accepted: Linux or macOS, WSL")
         self.slots, self.devices = slots, tuple(devices)
-        # Read by OpenMP when torch loads: two processes that spin for each other's cores took 30x
-        # as long as two that wait.
-        self._environment = {
-            "OMP_WAIT_POLICY": "passive",
-            "OMP_NUM_THREADS": str(threads),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        method = "forkserver" if sys.platform.startswith("linux") else "spawn"
-        self._context = multiprocessing.get_context(method)
-        if method == "forkserver":
-            self._context.set_forkserver_preload(PRELOAD)
+        self._threads = threads
+        self._context = process_context()
         self._running: dict[int, _Running] = {}
 
     @property
@@ -99,19 +90,7 @@ class LocalExecutor:
         process = self._context.Process(  # type: ignore[attr-defined]
             target=worker.main, args=(child_results, child_guard, placed), daemon=True
         )
-        saved = {key: os.environ.get(key) for key in self._environment}
-        os.environ.update(self._environment)
-        try:
-            if self._context.get_start_method() == "forkserver":
-                _start_server()
-            with _deaf():
-                process.start()
-        finally:
-            for key, value in saved.items():
-                if value is None:
-                    os.environ.pop(key, None)
-                else:
-                    os.environ[key] = value
+        start_process(process, self._threads)
         child_results.close()
         child_guard.close()
         deadline_s = time.monotonic() + request.protocol.budget.trial_timeout_s
@@ -169,6 +148,39 @@ class LocalExecutor:
             self._release(run, kill=True)
 
 
+def process_context() -> multiprocessing.context.BaseContext:
+    """Where processes come from: a fork server that has torch loaded, where there is one."""
+    method = "forkserver" if sys.platform.startswith("linux") else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(PRELOAD)
+    return context
+
+
+def start_process(process: Any, threads: int) -> None:
+    """Start a process of `process_context`, with so many threads of OpenMP."""
+    # Read by OpenMP when torch loads: two processes that spin for each other's cores took 30x
+    # as long as two that wait.
+    environment = {
+        "OMP_WAIT_POLICY": "passive",
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    saved = {key: os.environ.get(key) for key in environment}
+    os.environ.update(environment)
+    try:
+        if sys.platform.startswith("linux"):
+            _start_server()
+        with _deaf():
+            process.start()
+    finally:
+        for key, value in saved.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
     """Hold back Ctrl-C: in the middle of a start it would leave the fork server with half a
@@ -188,14 +200,14 @@ def _start_server() -> None:
         forkserver.ensure_running()
 
 
-def death(code: int | None) -> tuple[Status, str]:
-    """Status and reason of a process that ended without a record."""
+def death(code: int | None, what: str = "trial", left: str = "record") -> tuple[Status, str]:
+    """Status and reason of a process that ended without a record, or whatever it owed."""
     if code is None or code >= 0:
-        return "error", f"the trial's process ended with exit code {code} and no record"
+        return "error", f"the {what}'s process ended with exit code {code} and no {left}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
         if name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
-            return "error", f"the trial's process crashed ({name})"
+            return "error", f"the {what}'s process crashed ({name})"
         hint = ", often the out-of-memory killer" if name == "SIGKILL" else ""
         return "killed", f"ended from outside by {name}{hint}"
     return "killed", f"ended from outside by signal {-code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from levelfield.bench.train_request import TrialRequest
 
 ORIGIN = "levelfield.json"
 """In the folder: what the weights were trained by."""
+ADAPTER = "adapter"
+"""In the folder: an adapter alone, as peft reads it."""
 
 
 def folder_of(run: Path, request: TrialRequest) -> Path:
@@ -29,7 +32,7 @@ def folder_of(run: Path, request: TrialRequest) -> Path:
 def save(
     run: Path, request: TrialRequest, model: nn.Module, weights: Mapping[str, Any], task: Task
 ) -> None:
-    """Write the folder whole or not at all.
+    """Write the folder whole or not at all; an adapter is in the weights, and beside them alone.
 
     Args:
         weights: the state dict of `model`, whose own may be cut up over processes.
@@ -37,6 +40,7 @@ def save(
     Raises:
         BenchError: a model that transformers cannot write.
     """
+    adapted = model
     merge: Any = getattr(model, "merged", None)  # of an adapter: it goes into the weights
     if merge is not None:
         model = merge(model)
@@ -55,6 +59,10 @@ def save(
     logging.disable_progress_bar()  # one that every trial would draw
     writer(str(part), state_dict=weights)
     task.write_tokenizer(part)
+    export: Any = getattr(adapted, "exported", None)
+    if export is not None:
+        with contextlib.suppress(BenchError):  # no component is left
+            export(adapted, part / ADAPTER)
     origin = {
         "run_id": request.run_id,
         "protocol": request.protocol.name,

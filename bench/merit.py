@@ -68,7 +68,7 @@ def targets(
         known = middle is not None and math.isfinite(middle)
         found[share] = (
             middle if known and middle is not None
-            else Missing(f"half of the reference's finals have no loss at {share:g} of the horizon")
+            else Missing(f"half of the reference's finals have no loss at {share:.0%} of its steps")
         )  # fmt: skip
     return found
 

@@ -8,6 +8,14 @@ from collections.abc import Callable
 from levelfield.bench.spec import Metric, TrialRecord
 from levelfield.bench.stats import finite, median
 
+LOSS, ERROR = "loss", "error"
+
+
+def objective_word(metric: str) -> str:
+    """What a trial is judged by, where the task names this metric (""): a loss in nats, the
+    relative error of a matrix as well, or an error in points, 100 x (1 - score)."""
+    return ERROR if metric else LOSS
+
 
 def step_s(record: TrialRecord) -> float | None:
     """Median over the windows of seconds a step; only the timing phase runs alone on the device."""

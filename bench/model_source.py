@@ -133,8 +133,14 @@ def load_model(
         try:
             with quiet_imports(), _quiet_loading():
                 if config.pretrained:
+                    # Weights that a run left have the head of its task: one of another width is
+                    # made afresh. The body is that of its own config and fits.
                     model: nn.Module = auto.from_pretrained(
-                        where, config=made, local_files_only=local, dtype=torch.float32
+                        where,
+                        config=made,
+                        local_files_only=local,
+                        dtype=torch.float32,
+                        ignore_mismatched_sizes=True,
                     )
                 else:
                     model = auto.from_config(made)

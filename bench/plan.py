@@ -206,14 +206,15 @@ def _estimate(
         horizon = horizons.steps(protocol, method.spec, [])
     trained = trials * horizon
     steps = trained + timing.windows * (timing.steps + UNTIMED_STEPS)
-    # 6 operations a parameter and token: 2 forward, 4 backward (Kaplan et al. 2020), a pass.
-    flops_a_step = 6.0 * parameters * protocol.tokens_per_step * method.spec.passes
+    mine = _trained_infos(protocol, method.spec, infos)
+    learned = None if mine is None else sum(info.numel for info in mine)
+    flops_a_step, words = _operations(protocol, method.spec, parameters, learned)
     step_s: float | None
     if tflops is not None:
         step_s = flops_a_step / (tflops * 1e12)
-        source = f"6 x parameters x tokens at {tflops:g} T/s"
+        source = f"{words} at {tflops:g} T/s"
     else:
-        step_s, source = _timed(protocol, method, parameters, device)
+        step_s, source = _timed(protocol, method, parameters, flops_a_step, device)
     return Estimate(
         method=method.name,
         trials=trials + timing.windows,
@@ -222,24 +223,42 @@ def _estimate(
         flops=flops_a_step * steps,
         step_s=step_s,
         source=source,
-        state_bytes=_state_bytes(protocol, method.spec, infos, parameters),
+        state_bytes=None if mine is None else _state_bytes(protocol, method.spec, mine),
     )
 
 
-def _state_bytes(
-    protocol: Protocol, spec: OptimizerSpec, infos: tuple[ParamInfo, ...], parameters: int
-) -> int | None:
+def _trained_infos(
+    protocol: Protocol, spec: OptimizerSpec, infos: tuple[ParamInfo, ...]
+) -> tuple[ParamInfo, ...] | None:
+    """What the method trains: of an adapter its own weights; None if the model that they go into is
+    too large to build."""
+    if spec.adapter is None:
+        return infos
+    too_large = sum(info.numel for info in infos) > MOST_BUILT
+    return None if too_large else _infos(protocol, spec)
+
+
+def _operations(
+    protocol: Protocol, spec: OptimizerSpec, parameters: int, learned: int | None
+) -> tuple[float, str]:
+    """Of a step, with words for them: 6 a parameter and token (Kaplan et al. 2020), namely 2 forward,
+    2 for the gradients of the layers' inputs, 2 for those of the weights; the last of these only for
+    what is trained. An adapter of unknown size is small beside the model: it counts as nothing."""
+    share = 6.0 * parameters if learned == parameters else 4.0 * parameters + 2.0 * (learned or 0)
+    words = "6 x parameters x tokens"
+    if learned != parameters:
+        words = "(4 x parameters + 2 x trained) x tokens"
+    return share * protocol.tokens_per_step * spec.passes, words
+
+
+def _state_bytes(protocol: Protocol, spec: OptimizerSpec, infos: tuple[ParamInfo, ...]) -> int:
     from levelfield.bench.build import claimed_state_bytes
 
-    if spec.adapter is not None:
-        if parameters > MOST_BUILT:
-            return None
-        infos = _infos(protocol, spec)
     return claimed_state_bytes(spec, protocol, infos, spec.defaults(), 1.0)
 
 
 def _timed(
-    protocol: Protocol, method: Method, parameters: int, device: str
+    protocol: Protocol, method: Method, parameters: int, flops: float, device: str
 ) -> tuple[float | None, str]:
     """Median seconds of a few real steps; None if the model does not fit in half the memory."""
     import statistics
@@ -251,7 +270,6 @@ def _timed(
     memory = memory_bytes()
     if memory is not None and parameters * 16 > memory / 2:
         return None, "the model does not fit here: give --tflops"
-    flops = 6.0 * parameters * protocol.tokens_per_step * method.spec.passes
     if device == "cpu" and flops > MOST_TIMED_FLOPS:
         return None, "a step is too long for this CPU: give --tflops"
     request = TrialRequest(

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from levelfield.bench.metrics import LOSS, objective_word
 from levelfield.bench.spec import Phase, TrialRecord
 from levelfield.bench.train_request import Progress, TrialRequest, cell_key
 
@@ -49,14 +50,18 @@ def duration(seconds: float) -> str:
     return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60:02d} s"
 
 
-def outcome(record: TrialRecord) -> str:
-    """One line about a finished trial."""
+def outcome(record: TrialRecord, judged: str = LOSS) -> str:
+    """One line about a finished trial.
+
+    Args:
+        judged: the word for what it is judged by.
+    """
     tuned = ", ".join(f"{name}={record.hparams[name]:.3g}" for name in record.tuned)
     if record.phase == "timing":
         windows = record.wall_s.get("windows") or ()
         what = f"{1e3 * windows[0]:.2f} ms a step" if windows else ""
     elif record.selection_loss is not None:
-        what = f"loss {record.selection_loss:.4f}"
+        what = f"{judged} {record.selection_loss:.4f}"
     else:
         what = ""
     status = "" if record.status == "ok" else f"  {record.status}: {record.reason}"
@@ -69,6 +74,7 @@ class PlainProgress:
     def __init__(self, slots: int, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._count = _Count(slots)
+        self._judged = LOSS
 
     def __enter__(self) -> PlainProgress:
         return self
@@ -84,7 +90,7 @@ class PlainProgress:
         self._say(f"{PHASES[name]}: {cells} trials")
 
     def started(self, request: TrialRequest) -> None:
-        pass
+        self._judged = objective_word(request.protocol.task.metric)
 
     def progress(self, progress: Progress) -> None:
         pass
@@ -94,7 +100,8 @@ class PlainProgress:
         self._count.fresh += fresh
         if fresh:
             eta = self._count.eta()
-            self._say(f"[{self._count.done}/{self._count.cells}] {outcome(record)}  {eta}".rstrip())
+            told = outcome(record, self._judged)
+            self._say(f"[{self._count.done}/{self._count.cells}] {told}  {eta}".rstrip())
 
     def note(self, text: str) -> None:
         self._say(f"note: {text}")
@@ -125,6 +132,7 @@ class LiveProgress(PlainProgress):
         self._live.console.print(Text(text), soft_wrap=True)
 
     def started(self, request: TrialRequest) -> None:
+        super().started(request)
         self._running[request.key] = (request, None)
         self._draw()
 
@@ -155,7 +163,7 @@ class LiveProgress(PlainProgress):
             left_s = left / max(progress.tokens_per_s, 1e-9)
             table.add_row(
                 name,
-                f"loss {progress.loss:.4f}",
+                f"training loss {progress.loss:.4f}",
                 f"{progress.tokens_per_s:,.0f} tokens/s",
                 f"{share:4.0%} of its tokens",
                 f"{duration(left_s)} left",

@@ -19,7 +19,7 @@ from typing import Any
 from levelfield.bench import mix
 from levelfield.bench.digest import did_you_mean
 from levelfield.bench.registry import OPTIMIZERS, Entry, Loaded
-from levelfield.bench.spec import BenchError, OptimizerSpec
+from levelfield.bench.spec import GIVEN_TO_INNER, BenchError, OptimizerSpec
 
 FORM = "NAME(key=value,key=value), the keys as `levelfield show NAME` lists them"
 
@@ -137,11 +137,23 @@ def _changed(loaded: Loaded[OptimizerSpec], values: Mapping[str, Any]) -> Loaded
         summary=f"{spec.summary}; with {named.replace(',', ', ')}",
         space={key: dim for key, dim in spec.space.items() if key not in own},
         fixed={**spec.fixed, **own},
+        passes=_passes(spec, own),
     )
     origin, inner = loaded.entry.origin, loaded.entry.reference
     entry = Entry(name=name, origin=f"{origin}, with {named}", reference=f"{inner}({asked})")
     parts = (loaded,) if below is None else (loaded, below)
     return Loaded(changed, entry, loaded.path, parts)
+
+
+def _passes(spec: OptimizerSpec, values: Mapping[str, Any]) -> float:
+    """Passes a step with these values; those of the method under an adapter count as before."""
+    if spec.passes_at is None:
+        return spec.passes
+    defaults = spec.defaults()
+    try:
+        return spec.passes * spec.passes_at({**defaults, **values}) / spec.passes_at(defaults)
+    except (ArithmeticError, TypeError, ValueError):
+        return spec.passes  # values that the method will refuse
 
 
 def _trained_by(spec: OptimizerSpec, below: Loaded[OptimizerSpec]) -> OptimizerSpec:
@@ -157,12 +169,18 @@ def _trained_by(spec: OptimizerSpec, below: Loaded[OptimizerSpec]) -> OptimizerS
             f"{spec.name}(inner={inner.name}): {inner.name} is an adapter itself",
             "accepted: a method that trains all of a model, such as adamw or muon",
         )
+    if inner.tasks:
+        raise BenchError(
+            f"{spec.name}(inner={inner.name}): {inner.name} trains {', '.join(inner.tasks)} alone",
+            "accepted: a method that trains all of a model, such as adamw or muon",
+        )
     dims = {key: dim for key, dim in spec.space.items() if key != spec.scale}
+    own = {inner.scale, *(set(GIVEN_TO_INNER) & _asked(below.entry.reference))}
     return replace(
         spec,
         space={inner.scale: inner.space[inner.scale], **dims},
         scale=inner.scale,
-        fixed={key: value for key, value in spec.fixed.items() if key != inner.scale},
+        fixed={key: value for key, value in spec.fixed.items() if key not in own},
         inner=below.entry.reference,
         passes=spec.passes * inner.passes,
         schedule=spec.schedule if inner.schedule == "protocol" else inner.schedule,
@@ -171,13 +189,21 @@ def _trained_by(spec: OptimizerSpec, below: Loaded[OptimizerSpec]) -> OptimizerS
     )
 
 
+def _asked(reference: str) -> set[str]:
+    """The values that a reference sets; none of a name, a file or a mix."""
+    head, inside = _call(reference)
+    return set() if inside is None or head == "mix" else {*parse(reference, inside), *_asked(head)}
+
+
 def _alike(value: Any, default: Any) -> bool:
     """Whether a value can stand for the default. A word may stand for a number (a level of `row`):
     whether the method knows it is found by trying it out."""
-    if default is None or isinstance(value, str):
+    if default is None:
         return True
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
+    if isinstance(value, str):
+        return True
     if isinstance(default, float):
         return isinstance(value, (int, float))
     return isinstance(value, type(default))

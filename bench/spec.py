@@ -117,6 +117,11 @@ def _no_switches(hparams: Mapping[str, Any], total_steps: int) -> tuple[int, ...
     return ()
 
 
+GIVEN_TO_INNER = ("weight_decay", "eps")
+"""Values that an adapter may set for the method under it; all others are that method's own, however
+named: `alpha` and `rank` mean something else there."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSpec:
     """One method: how to build it, what is tuned, what it claims, which paper.
@@ -150,6 +155,9 @@ class OptimizerSpec:
     version: int = 1
     passes: float = 1.0
     """Forward/backward passes over the batch in one step; charged to the budget and measured."""
+    passes_at: Callable[[Mapping[str, Any]], float] | None = None
+    """`passes` of other hyper-parameters, by which it may change: the most that a run makes, where
+    that depends on what is learned. None: it is `passes` at any."""
     schedule: Literal["protocol", "constant", "own"] = "protocol"
     refreshes: str | None = None
     """What counts as the method's mechanism firing (None: it has none to count)."""
@@ -168,7 +176,8 @@ class OptimizerSpec:
     """`adapter(model, AdapterContext, hparams) -> model` of an adapter method: changes the model
     before its trainable parameters are listed. None: the method trains all of the model."""
     inner: str | None = None
-    """The method that trains an adapter's parameters; `lora(inner=muon)` takes another."""
+    """The method that trains an adapter's parameters; `lora(inner=muon)` takes another. Of the
+    adapter's values it takes its scale, `embed_multiplier` and those in `GIVEN_TO_INNER`."""
     tasks: tuple[str, ...] = ()
     """Kinds of task that the method can be trained on; empty: all."""
     implementation: str = "own"

@@ -326,7 +326,8 @@ def check_budget(protocol: ProtocolRecord, final_seeds: int) -> None:
 
 
 def check_adapters(protocol: ProtocolRecord, methods: Sequence[Method]) -> None:
-    """Refuse adapters that do not go with the model: found now, and not by the first trial.
+    """Refuse adapters that do not go with the model, or with the method under them: found now, and
+    not by the first trial.
 
     Raises:
         BenchError: targets that match nothing, a budget below one rank a module, ...
@@ -334,13 +335,25 @@ def check_adapters(protocol: ProtocolRecord, methods: Sequence[Method]) -> None:
     adapters = [method.spec for method in methods if method.spec.adapter is not None]
     if not adapters:
         return
-    from levelfield.bench.build import adapted_shape, trained_by
+    from levelfield.bench import models
+    from levelfield.bench.build import adapted_shape, build_stepper, trained_by
+    from levelfield.bench.errors import named
 
     for spec in adapters:
         if spec.tasks and protocol.task.kind not in spec.tasks:
             continue  # told by its trials
         trained_by(spec)
-        adapted_shape(spec, protocol)
+        try:
+            model = adapted_shape(spec, protocol)
+            params = models.parameters(model)
+            build_stepper(spec, protocol, model, params, spec.defaults(), 0)
+        except BenchError:
+            raise
+        except Exception as error:
+            raise BenchError(
+                f"{spec.name} does not go with the model: {named(error)}",
+                "accepted: values that the method can take",
+            ) from error
 
 
 def _check_no_steps(protocol: ProtocolRecord) -> None:
@@ -454,7 +467,7 @@ def current_methods(manifest: Mapping[str, Any], rerun_stale: bool) -> tuple[Met
     if stale and not rerun_stale:
         raise BenchError(
             f"the code of {', '.join(stale)} changed since this run began",
-            "--rerun-stale trains them again and keeps the old lines",
+            "--resume with --rerun-stale trains them again and keeps the old lines",
         )
     return methods
 

@@ -337,11 +337,20 @@ class Trial:
             stops.append(UNTIMED_STEPS)
         return min(stops)
 
-    def check_loss(self) -> None:
-        """Read the last training loss: stop at a non-finite one, and tell where the trial is."""
+    def _last_loss(self) -> float:
+        """The last training loss.
+
+        Raises:
+            Diverged: it is not finite.
+        """
         loss = float(self.losses[self.step - 1])
         if not math.isfinite(loss):
             raise Diverged(f"training loss is {loss} at step {self.step - 1}")
+        return loss
+
+    def check_loss(self) -> None:
+        """Read the last training loss: stop at a non-finite one, and tell where the trial is."""
+        loss = self._last_loss()
         check_rates(self.stepper, self.spec, self.lr_scale(self.step - 1), self.step - 1)
         last, then_s = self._reported
         now_s = time.monotonic()
@@ -459,7 +468,7 @@ class Trial:
         else:
             self.wall_s["step"] = None
             self.missing["wall_s.step"] = f"the first {UNTIMED_STEPS} steps are not timed"
-        self._check_loss_quietly()
+        self._last_loss()
 
     def _observe(self) -> None:
         with self.stepper.evaluating():
@@ -475,11 +484,6 @@ class Trial:
             return least
         period = max(later - sooner for sooner, later in itertools.pairwise(switches))
         return min(period * math.ceil(least / period), max(least, total - UNTIMED_STEPS))
-
-    def _check_loss_quietly(self) -> None:
-        loss = float(self.losses[self.step - 1])
-        if not math.isfinite(loss):
-            raise Diverged(f"training loss is {loss} at step {self.step - 1}")
 
     def _verdict(self) -> tuple[Status, str | None]:
         losses = _means(_floats(self.losses, self.step))

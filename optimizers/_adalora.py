@@ -20,7 +20,7 @@ AVERAGES = ("ipt", "exp_avg_ipt", "exp_avg_unc")
 
 def phases(hparams: Mapping[str, Any], total_steps: int) -> tuple[int, int, int]:
     """Steps before pruning, steps after it, and steps between two prunings."""
-    settle = round(hparams["settle"] * total_steps)
+    settle = min(round(hparams["settle"] * total_steps), max(0, total_steps - 1))
     start = min(round(hparams["start"] * total_steps), max(0, total_steps - settle - 1))
     return start, settle, max(1, round(hparams["every"] * total_steps))
 

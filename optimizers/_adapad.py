@@ -10,7 +10,7 @@ from torch import Tensor
 
 from levelfield.bench.spec import BenchError
 from levelfield.bench.stepper import BuildContext, StepBatch
-from levelfield.optimizers._adapter import LowRankLinear, budget_of, check_rank, set_masks
+from levelfield.optimizers._adapter import LowRankLinear, budget_of, set_masks
 from levelfield.optimizers._adapter_growth import Growing, ones, with_one
 from levelfield.optimizers._adapter_scores import period
 
@@ -36,7 +36,7 @@ def held_by(hparams: Mapping[str, Any], modules: int) -> int:
         BenchError: a budget that does not fit.
     """
     if hparams["growth"]:
-        cap = check_rank(hparams["cap"], "cap")
+        cap: int = hparams["cap"]
         budget_of(hparams, modules, cap)
         return cap
     budget = budget_of(hparams, modules)
@@ -51,6 +51,27 @@ def held_by(hparams: Mapping[str, Any], modules: int) -> int:
 def has_gains(hparams: Mapping[str, Any]) -> bool:
     """Whether committed components have a trained gain."""
     return bool(hparams["mode"] == "shared" and hparams["growth"] and hparams["advance"])
+
+
+def passes_at(hparams: Mapping[str, Any]) -> float:
+    """Passes a step over a whole run, if the deepest module takes a rank as early as it may; a run
+    whose ranks spread takes fewer.
+
+    Without `growth` every module is taken to have `rank` components.
+    """
+    if hparams["mode"] != "exact":
+        return 1.0
+    if hparams["growth"]:
+        every, cap, first = hparams["interval"], hparams["cap"], 2
+        private = min(1.0, every * (1 + 1 / hparams["share"]))  # until the budget is met
+    else:
+        every, cap, first = hparams["stagger"], hparams["rank"], 1
+        private = 0.0
+        if hparams["advance"]:  # those that are not published train as well
+            every = 0.0
+    # The k-th component joins, as the deepest of all, k - 2 + first intervals after the start.
+    joined = [1.0] + [max(0.0, 1 - (k - 2 + first) * every) for k in range(2, cap + 1)]
+    return float(sum(joined) + private * hparams["advance"])
 
 
 class AdaPad(Growing):
@@ -91,8 +112,6 @@ class AdaPad(Growing):
         loss = self.modules[0].lora_A.new_zeros(())
         for live, deepest in passes[self.rank :: self.size]:
             set_masks(self.modules, **self.pass_masks(live))
-            if deepest:
-                self._drop_head()  # of the passes before
             found = batch.backward()
             if deepest or self.mode == "prefix":
                 loss = found
@@ -164,12 +183,11 @@ class AdaPad(Growing):
     def sensitivity(self) -> Tensor:
         found = []
         for layer, rank, private in zip(self.modules, self.ranks, self.private, strict=True):
-            total = sum(
-                (tensor * tensor.grad).abs().sum().float()
-                for tensor in (layer.lora_A, layer.lora_B)
-                if tensor.grad is not None
-            )
-            found.append(torch.as_tensor(total) / ((rank + private) * layer.width))
+            total = layer.lora_A.new_zeros((), dtype=torch.float32)
+            for tensor in (layer.lora_A, layer.lora_B):
+                if tensor.grad is not None:
+                    total += (tensor * tensor.grad).abs().sum().float()
+            found.append(total / ((rank + private) * layer.width))
         return torch.stack(found)
 
     def gains(self) -> int:
@@ -203,8 +221,11 @@ class AdaPad(Growing):
 
 
 def project_(layer: LowRankLinear, radius: float) -> None:
-    """Scale both factors of every component so that |s b a|_F <= radius."""
+    """Scale both factors of every component so that |s E b a|_F <= radius; E: its gain where it has
+    one."""
     size = layer.scale * layer.lora_A.norm(dim=1) * layer.lora_B.norm(dim=0)
+    if layer.lora_E is not None:
+        size = size * layer.gain().abs()
     root = (radius / size.clamp_min(1e-30)).clamp_max(1.0).sqrt()
     layer.lora_A.mul_(root[:, None])
     layer.lora_B.mul_(root)

@@ -198,10 +198,11 @@ def inject(
 
 
 def mergeable(model: nn.Module) -> nn.Module:
-    """The model, with how to get one of plain layers from it as its attribute `merged`."""
-    from levelfield.optimizers._adapter_export import merged
+    """The model, with how to get one of plain layers from it as its attribute `merged`, and how to
+    write its adapter as peft reads it as `exported`."""
+    from levelfield.optimizers._adapter_export import export, merged
 
-    model.merged = merged  # type: ignore[assignment]
+    model.merged, model.exported = merged, export  # type: ignore[assignment]
     return model
 
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from levelfield.bench.spec import BenchError
 from levelfield.bench.stepper import AdapterContext, BuildContext, Stepper
-from levelfield.optimizers._adapter import check_rank, find_targets, freeze_, is_adapter, mergeable
+from levelfield.optimizers._adapter import find_targets, freeze_, is_adapter, mergeable
+from levelfield.optimizers._adapter_values import check_values
 
 NAME = "default"
 """Of the adapter inside peft."""
@@ -19,8 +20,9 @@ def inject_lora(model: nn.Module, ctx: AdapterContext, hparams: Mapping[str, Any
     """LoRA layers in the place of the targets; `use_rslora` is read from the hyper-parameters."""
     from peft import LoraConfig
 
+    check_values(hparams)
     config = LoraConfig(
-        r=check_rank(hparams["rank"]),
+        r=hparams["rank"],
         lora_alpha=hparams["alpha"],
         lora_dropout=hparams["dropout"],
         bias="none",

@@ -260,6 +260,11 @@ def build(ctx: BuildContext, hparams: Mapping[str, Any], schedule: Schedule) -> 
     return DeflationStepper(Deflation(groups, ctx.model, schedule, ctx.total_steps, steps))
 
 
+def passes_at(hparams: Mapping[str, Any]) -> float:
+    """Passes of a step whose workers take so many local steps, in units of those with one."""
+    return float(hparams["local_steps"])
+
+
 def state_bytes(params: Sequence[ParamInfo], hparams: Mapping[str, Any], progress: float) -> int:
     """None: what is published is the parameters."""
     return 0

@@ -35,16 +35,17 @@ from levelfield.bench import space
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo
 from levelfield.bench.stepper import AdapterContext, BuildContext
 from levelfield.optimizers._adalora import AdaLora, config, phases
-from levelfield.optimizers._adapter import adapter_infos, check_rank, find_targets
+from levelfield.optimizers._adapter import adapter_infos, find_targets
 from levelfield.optimizers._adapter_peft import inject_by_peft
 from levelfield.optimizers._adapter_stepper import AdapterStepper
+from levelfield.optimizers._adapter_values import check_values
 
 
 def check_ranks(hparams: Mapping[str, Any]) -> None:
     """Raises:
     BenchError: a budget that does not fall.
     """
-    start, end = check_rank(hparams["init_rank"], "init_rank"), check_rank(hparams["rank"])
+    start, end = hparams["init_rank"], hparams["rank"]
     if start <= end:
         raise BenchError(
             f"adalora: init_rank={start} does not fall to rank={end}",
@@ -54,6 +55,7 @@ def check_ranks(hparams: Mapping[str, Any]) -> None:
 
 def adapt(model: nn.Module, ctx: AdapterContext, hparams: Mapping[str, Any]) -> nn.Module:
     """peft's SVD layers in the place of the targets."""
+    check_values(hparams)
     check_ranks(hparams)
     targets = list(find_targets(model, hparams["target"]))
     return inject_by_peft(model, ctx, config(hparams, ctx.total_steps, targets))

@@ -14,7 +14,8 @@ Evaluations are of the committed components. Deployed is their plain sum: an ord
 
 Three readings for networks, `mode`:
 - `exact`: a pass a component, each updated by the loss of its own prefix, and one for the reserves.
-  The literal form; it costs as many passes as the deepest module has components, and one more.
+  The literal form; it costs as many passes as the deepest module has components, and one more
+  while ranks grow. How deep that is depends on the scores: what is claimed is the most.
 - `prefix`: one pass a step; which component's is drawn evenly. Its gradient is an unbiased estimate
   of that of `exact` (by its mean over components).
 - `shared` (default): one pass with everything in it. Growth and advance learning stay, the order
@@ -26,7 +27,8 @@ Three readings for networks, `mode`:
 
 In `exact` and `prefix` the head is trained by the deepest prefix alone. Without `growth` every
 module has `rank` components from the start; there, component k is published (in these two modes)
-`stagger` (k - 1) of the horizon later. `radius`: bound on |s b a|_F of a component; null: none.
+`stagger` (k - 1) of the horizon later. `radius`: bound on |s b a|_F of a component, its gain
+included; null: none.
 `signal`: both, importance, uncertainty or random. `advance`: false trains no reserve.
 
 Paper: Su, Liao, Kyrillidis, "AdaPaD", https://arxiv.org/abs/2605.10741, 2026. Reference code: none
@@ -47,20 +49,30 @@ from torch import nn
 from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec
 from levelfield.bench.stepper import AdapterContext, BuildContext
-from levelfield.optimizers._adapad import RESERVE, AdaPad, check_mode, has_gains, held_by
+from levelfield.optimizers._adapad import (
+    RESERVE,
+    AdaPad,
+    check_mode,
+    has_gains,
+    held_by,
+    passes_at,
+)
 from levelfield.optimizers._adapter import LowRankLinear, find_targets, inject, normal_
 from levelfield.optimizers._adapter_scores import averages_bytes, growth_steps
 from levelfield.optimizers._adapter_stepper import AdapterStepper
+from levelfield.optimizers._adapter_values import check_values
 
 
 def adapt(model: nn.Module, ctx: AdapterContext, hparams: Mapping[str, Any]) -> nn.Module:
     """Layers whose components all have b = 0: nothing changes at first."""
+    check_values(hparams)
     check_mode(hparams)
     room = held_by(hparams, len(find_targets(model, hparams["target"])))
     gains = RESERVE if has_gains(hparams) else None
+    # What ends at a rank is scaled as a LoRA of that rank.
+    scale = hparams["alpha"] / (hparams["rank"] if hparams["growth"] else room)
 
     def make(base: nn.Linear) -> LowRankLinear:
-        scale = hparams["alpha"] / hparams["rank"]
         layer = LowRankLinear(base, room, scale, dropout=hparams["dropout"], gains=gains)
         normal_(layer, ctx.generator, both=False)
         return layer
@@ -115,6 +127,7 @@ SPEC = OptimizerSpec(
         "eps": 1e-12,
     },
     state_bytes=averages_bytes,
+    passes_at=passes_at,
     refreshes="growth of the ranks",
     switches=switches,
     cannot=("sharding",),

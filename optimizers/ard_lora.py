@@ -34,7 +34,6 @@ from levelfield.bench.stepper import AdapterContext, BuildContext
 from levelfield.optimizers._adapter import (
     LowRankLinear,
     budget_of,
-    check_rank,
     count_modules,
     find_targets,
     inject,
@@ -43,6 +42,7 @@ from levelfield.optimizers._adapter import (
 )
 from levelfield.optimizers._adapter_growth import ones
 from levelfield.optimizers._adapter_stepper import AdapterStepper, CountedKept, Rule, count
+from levelfield.optimizers._adapter_values import check_values
 
 START = math.log(math.e - 1.0)
 """Where softplus is 1."""
@@ -85,7 +85,8 @@ class SoftRankLinear(LowRankLinear):
 
 def adapt(model: nn.Module, ctx: AdapterContext, hparams: Mapping[str, Any]) -> nn.Module:
     """Layers of `cap` components at soft rank `rank`; B = 0: nothing changes at first."""
-    cap = check_rank(hparams["cap"], "cap")
+    check_values(hparams)
+    cap = hparams["cap"]
     budget_of(hparams, len(find_targets(model, hparams["target"])), cap)
 
     def make(base: nn.Linear) -> LowRankLinear:

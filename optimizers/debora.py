@@ -36,18 +36,19 @@ from levelfield.bench.stepper import AdapterContext, BuildContext, StepBatch
 from levelfield.optimizers._adapter import (
     LowRankLinear,
     budget_of,
-    check_rank,
     find_targets,
     inject,
     kaiming_,
 )
 from levelfield.optimizers._adapter_stepper import AdapterStepper, CountedKept, Rule, count
+from levelfield.optimizers._adapter_values import check_values
 from levelfield.optimizers._claims import copies
 
 
 def adapt(model: nn.Module, ctx: AdapterContext, hparams: Mapping[str, Any]) -> nn.Module:
     """Layers of `cap` components, all with the same s; B = 0, so that nothing changes at first."""
-    cap = check_rank(hparams["cap"], "cap")
+    check_values(hparams)
+    cap = hparams["cap"]
     modules = len(find_targets(model, hparams["target"]))
     budget = budget_of(hparams, modules, cap)
 

@@ -14,6 +14,7 @@ from levelfield.optimizers._deflation import (
     SPACE,
     build,
     parallel,
+    passes_at,
     state_bytes,
 )
 
@@ -26,6 +27,7 @@ SPEC = OptimizerSpec(
     space=SPACE,
     fixed=FIXED,
     state_bytes=state_bytes,
+    passes_at=passes_at,
     passes=1.0,
     schedule="constant",
     tasks=("bilinear",),

@@ -15,6 +15,7 @@ from levelfield.optimizers._deflation import (
     FIXED,
     SPACE,
     build,
+    passes_at,
     sequential,
     state_bytes,
 )
@@ -28,6 +29,7 @@ SPEC = OptimizerSpec(
     space=SPACE,
     fixed=FIXED,
     state_bytes=state_bytes,
+    passes_at=passes_at,
     passes=0.125,
     schedule="constant",
     tasks=("bilinear",),

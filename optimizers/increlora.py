@@ -48,7 +48,6 @@ from levelfield.bench.stepper import AdapterContext, BuildContext
 from levelfield.optimizers._adapter import (
     LowRankLinear,
     budget_of,
-    check_rank,
     find_targets,
     inject,
     normal_,
@@ -56,6 +55,7 @@ from levelfield.optimizers._adapter import (
 from levelfield.optimizers._adapter_growth import Growing, ones, with_one
 from levelfield.optimizers._adapter_scores import averages_bytes, growth_steps, period
 from levelfield.optimizers._adapter_stepper import AdapterStepper
+from levelfield.optimizers._adapter_values import check_values
 
 RESERVE = 1e-5
 """Gain of a component in reserve."""
@@ -63,7 +63,8 @@ RESERVE = 1e-5
 
 def adapt(model: nn.Module, ctx: AdapterContext, hparams: Mapping[str, Any]) -> nn.Module:
     """Layers of `cap` components; the first has E = 0, so that nothing changes at first."""
-    cap = check_rank(hparams["cap"], "cap")
+    check_values(hparams)
+    cap = hparams["cap"]
     budget_of(hparams, len(find_targets(model, hparams["target"])), cap)
 
     def make(base: nn.Linear) -> LowRankLinear:

@@ -33,14 +33,16 @@ from torch import Tensor, nn
 from levelfield.bench import space
 from levelfield.bench.spec import BenchError, OptimizerSpec
 from levelfield.bench.stepper import AdapterContext, BuildContext, GradientStepper
-from levelfield.optimizers._adapter import LowRankLinear, check_rank, inject, kaiming_
+from levelfield.optimizers._adapter import LowRankLinear, inject, kaiming_
 from levelfield.optimizers._adapter_stepper import AdapterStepper, Kept, Rule, count
+from levelfield.optimizers._adapter_values import check_values
 from levelfield.optimizers._claims import copies
 
 
 def adapt(model: nn.Module, ctx: AdapterContext, hparams: Mapping[str, Any]) -> nn.Module:
     """Gated layers; B = 0, so that nothing changes at first."""
-    rank = check_rank(hparams["rank"])
+    check_values(hparams)
+    rank = hparams["rank"]
 
     def make(base: nn.Linear) -> LowRankLinear:
         scale = hparams["alpha"] / rank

@@ -18,7 +18,7 @@ from levelfield.bench import speedup as law
 from levelfield.bench.spec import Section
 from levelfield.bench.stats import t_interval, tokens_to_target
 from levelfield.bench.store import write_atomic
-from levelfield.reports import measure, page
+from levelfield.reports import measure, page, units
 from levelfield.reports import view as views
 from levelfield.reports.blocks import Block, Cell, Column, Figure, Part, Prose, Table, grid
 from levelfield.reports.frames import frame
@@ -242,7 +242,8 @@ def profile(family: FamilyLike) -> DataFrame:
 def write(family: FamilyLike) -> Path:
     """Write `report.html` and its tables and figures under the family's folder."""
     protocol, block = family.data["protocol"], _block(family)
-    section = Section(name="members", title="Along the axis", order=0, summary="", render=write)
+    title = "Along the axis" if protocol.get("axis") else "The members"
+    section = Section(name="members", title=title, order=0, summary="", render=write)
     note = Block(parts=(Prose(str(protocol["note"])),))
     limits = Section(name="limits", title="What this can tell", order=1, summary="", render=write)
     html = page.fill(
@@ -253,6 +254,7 @@ def write(family: FamilyLike) -> Path:
         facts=_facts(family),
         alerts=[],
         rendered=[page.Rendered(section, block), page.Rendered(limits, note)],
+        tuned=_tuned(family),
         run_id=clean(family.data.get("family_id") or family.path.name),
         created=clean(family.data.get("created_utc") or "date not recorded"),
         version=levelfield_version(family),
@@ -273,28 +275,41 @@ def levelfield_version(family: FamilyLike) -> str:
     return clean(manifests[0].get("levelfield_version") if manifests else "unknown")
 
 
+def _tuned(family: FamilyLike) -> bool:
+    """Whether anything was searched: one trial a member is where tuning would start."""
+    return bool(family.data["protocol"]["budget"]["trials"] != 1)
+
+
+def _in_unit(family: FamilyLike, text: str) -> str:
+    """A text about losses, in the unit of the members."""
+    return units.in_unit(views.build(family.runs[0][1]), text) if family.runs else text
+
+
 def _facts(family: FamilyLike) -> list[tuple[str, str]]:
     found, budget = points(family), family.data["protocol"]["budget"]
     xs = sorted({point.x for point in found})
-    label = AXES.get(str(family.data["protocol"].get("axis")), ("axis", "axis"))[1]
+    axis = str(family.data["protocol"].get("axis") or "")
     span = f"{big(xs[0])} to {big(xs[-1])}" if xs else "none yet"
     return [
         ("members", str(len(family.runs))),
         ("methods", str(len({point.method for point in found}))),
-        (label, span),
-        ("tuning trials each", str(budget["trials"])),
+        *([(AXES.get(axis, (axis, axis))[1], span)] if axis else []),
+        *([("tuning trials each", str(budget["trials"]))] if _tuned(family) else []),
         ("final seeds", str(family.data["final_seeds"])),
     ]
 
 
 def summary(family: FamilyLike) -> list[str]:
     """Lines for a terminal."""
-    head = f"{'member':<12}{'method':<16}{'at':>10}{'loss':>9}{'against':>9}"
+    found = points(family)
+    width = max([14, *(len(p.method) for p in found)]) + 2
+    loss = _in_unit(family, "loss")
+    head = f"{'member':<12}{'method':<{width}}{'at':>10}{loss:>9}{'against':>9}"
     return [head] + [
-        f"{p.member:<12}{p.method:<16}{big(p.x):>10}"
+        f"{p.member:<12}{p.method:<{width}}{big(p.x):>10}"
         + ("" if p.loss is None else f"{p.loss:>9.4f}")
         + ("" if p.difference is None else f"{p.difference:>+9.4f}")
-        for p in points(family)
+        for p in found
     ]
 
 
@@ -319,13 +334,16 @@ def _headline(family: FamilyLike) -> str:
     name = min(ends, key=lambda key: ends[key][1].difference or 0.0)
     first, last = ends[name]
     unit = AXES.get(str(family.data["protocol"].get("axis")), ("", ""))[1]
-    return (
+    return _in_unit(
+        family,
         f"{clean(name)} against {clean(base)}: {signed(first.difference or 0.0, 3)} nats at "
-        f"{big(first.x)} {unit}, {signed(last.difference or 0.0, 3)} at {big(last.x)}."
+        f"{big(first.x)} {unit}, {signed(last.difference or 0.0, 3)} at {big(last.x)}.",
     )
 
 
 def _subline(family: FamilyLike) -> str:
+    if not _tuned(family):
+        return "Nothing was tuned: every method ran at one point; intervals over its seeds."
     open_ = sorted({p.member for p in points(family) if not p.interior})
     studies = family.data["protocol"]["budget"].get("studies", 1)
     text = (
@@ -376,19 +394,21 @@ def _block(family: FamilyLike) -> Block:
                                 svg=svg))  # fmt: skip
     if axis == "memory":
         parts += _frontier_parts(family, label[0])
-    parts.append(
-        Prose(
-            "Every method was tuned again at every member, the bracket until its minimum is "
-            "interior; where it is not, the row says so."
+    if _tuned(family):
+        parts.append(
+            Prose(
+                "Every method was tuned again at every member, the bracket until its minimum is "
+                "interior; where it is not, the row says so."
+            )
         )
-    )
     parts.append(_grid(family, label[1]))
     if axis == "tokens":
         parts.append(_speedup_grid(family))
     shape = profile(family)
     if not shape.empty:
         parts.append(_profile_grid(shape))
-    return Block(parts=tuple(parts))
+    block = Block(parts=tuple(parts))
+    return units.block_in_unit(views.build(family.runs[0][1]), block) if family.runs else block
 
 
 def _frontier_parts(family: FamilyLike, label: str) -> list[Part]:
@@ -467,7 +487,7 @@ def _grid(family: FamilyLike, unit: str) -> Table:
             Column("speedup", "speed-up inside the run", lambda v: fixed(v, 2)),
             Column("speedup_low", "95 % from", lambda v: fixed(v, 2)),
             Column("speedup_high", "to", lambda v: fixed(v, 2)),
-            Column("interior", "rate interior", align="left"),
+            *((Column("interior", "rate interior", align="left"),) if _tuned(family) else ()),
         ],
         decorate={"member": _link},
     )

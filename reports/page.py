@@ -99,6 +99,7 @@ def render(view: views.View, rendered: Sequence[Rendered]) -> str:
         facts=facts(view),
         alerts=[*alerts(view), *left_out()],
         rendered=rendered,
+        tuned=view.tuned,
         run_id=clean(view.manifest.get("run_id") or view.path.name),
         created=clean(view.manifest.get("created_utc") or "date not recorded"),
         version=clean(view.manifest.get("levelfield_version") or "version not recorded"),
@@ -131,9 +132,15 @@ def facts(view: views.View) -> list[tuple[str, str]]:
     tokens = horizon_tokens(view)
     found: list[tuple[str, Any]] = [
         ("methods", len(view.methods) or None),
-        ("tuning studies", view.setting("budget", "studies")),
-        ("trials a study", view.setting("budget", "trials")),
-        ("final seeds a study", view.manifest.get("final_seeds")),
+        *(
+            (
+                ("tuning studies", view.setting("budget", "studies")),
+                ("trials a study", view.setting("budget", "trials")),
+                ("final seeds a study", view.manifest.get("final_seeds")),
+            )
+            if view.tuned
+            else (("final seeds", view.manifest.get("final_seeds")),)
+        ),
         ("parameters", big(max(sizes)) if sizes else None),
         ("tokens a trial", big(tokens) if tokens else None),
         ("steps", short(horizon_steps(view))),

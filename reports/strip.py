@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from levelfield.reports import units
 from levelfield.reports.svg import look
 from levelfield.reports.text import fixed, plural
 from levelfield.reports.view import Method, View
@@ -80,7 +81,7 @@ def strip(method: Method, view: View, on: Scale) -> str:
         parts.append(f'<line class="med" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{HEIGHT - 4}"/>')
     return (
         f'<svg class="strip" style="--c:{drawn.variable}" role="img" width="{WIDTH}" '
-        f'height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{_words(method)}</title>'
+        f'height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{_words(method, view)}</title>'
         + "".join(parts)
         + "</svg>"
     )
@@ -123,8 +124,8 @@ def _mark(on: Scale, loss: float, y: float, status: str) -> str:
     return f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>'
 
 
-def _words(method: Method) -> str:
+def _words(method: Method, view: View) -> str:
     losses = sorted(method.losses.values())
     failed = len(method.final) - len(losses)
-    text = f"{plural(len(losses), 'seed')}: " + ", ".join(fixed(loss, 4) for loss in losses)
+    text = f"{plural(len(losses), 'seed')}: " + ", ".join(map(units.written(view), losses))
     return text + (f"; {failed} without a number" if failed else "")

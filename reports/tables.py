@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from levelfield.bench import power, stats
 from levelfield.bench.inference import Comparison
 from levelfield.bench.metrics import perplexity
-from levelfield.reports import measure
+from levelfield.reports import measure, units
 from levelfield.reports.eligible import dig
 from levelfield.reports.frames import finite_or, frame, per_parameter
 from levelfield.reports.measure import Missing
@@ -167,7 +167,9 @@ def finals(view: View) -> DataFrame:
                 "seed": record.seed,
                 "status": record.status,
                 "report_loss_nats": finite_or(record.report_loss, record.status),
-                "perplexity": finite_or(perplexity(record), record.status),
+                "perplexity": finite_or(perplexity(record), record.status)
+                if units.reads_tokens(view)
+                else Missing("the report loss is not nats a token"),
                 "selection_loss_nats": finite_or(record.selection_loss, record.status),
                 "tokens": record.tokens,
                 "steps": record.steps,

@@ -23,12 +23,16 @@ def summary(run: views.RunLike) -> list[str]:
     for row in rows:
         lines.append(
             f"{_cell(row.get('place'), '.0f'):>5}  {row['method']!s:<{width}}"
-            f"{_cell(row.get('report_loss_mean_nats'), '.4f'):>9}"
-            f"{_cell(_half(row), '.4f'):>9}"
+            f"{_loss(view, row.get('report_loss_mean_nats')):>9}{_loss(view, _half(row)):>9}"
             f"{_cell(row.get('step_time_ratio'), '.2f', 'x'):>8}"
             f"{_cell(_kib(row.get('state_bytes')), '.1f'):>11}"
         )
     return [*lines, units.in_unit(view, headline(view))]
+
+
+def _loss(view: views.View, value: object) -> str:
+    known = isinstance(value, (int, float)) and math.isfinite(value)
+    return units.written(view)(float(value)) if known else "-"  # type: ignore[arg-type]
 
 
 def _half(row: Mapping[Hashable, Any]) -> float | None:

@@ -30,8 +30,12 @@ def fixed(value: float, digits: int) -> str:
 
 def signed(value: float, digits: int) -> str:
     """Decimal notation that always shows its sign, except for zero."""
-    text = fixed(value, digits)
-    return text if text.startswith(MINUS) or float(text) == 0 else "+" + text
+    return with_sign(fixed(value, digits))
+
+
+def with_sign(number: str) -> str:
+    """A written number that shows its sign, unless it is a zero."""
+    return number if number.startswith(MINUS) or float(number) == 0 else "+" + number
 
 
 def short(value: object) -> str:

@@ -164,6 +164,12 @@ class View:
         return claims if any(m.name == claims for m in self.methods) else self.reference
 
     @property
+    def tuned(self) -> bool:
+        """Whether anything was searched: one trial a study is where tuning would start."""
+        trials = self.setting("budget", "trials")
+        return trials != 1 or any(len(method.first_study) > 1 for method in self.methods)
+
+    @property
     def pairs(self) -> tuple[inference.Comparison, ...]:
         """Every pair of rankable methods, Holm-adjusted together."""
         return self.family.pairs if self.ranked else ()

@@ -34,6 +34,9 @@ ELSEWHERE = {
     "adafrugal-frugal": "[ablations](ablations.md#loss)",
     "adafrugal-combined": "[ablations](ablations.md#loss)",
     "foam-residual": "[ablations](ablations.md#loss)",
+    "adapad-parameters": "[adapters](adapters.md)",
+    "adapad-devices": "[component parallelism](component_parallel.md)",
+    "adapad-synchronisation": "[component parallelism](component_parallel.md)",
 }
 """Claims that another page speaks of where no run given here does."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from levelfield.bench import horizons
+from levelfield.bench.reference import load_spec
 from levelfield.bench.stepper import StepBatch
 from levelfield.optimizers._adapad import RESERVE, project_
 from levelfield.tests import adapter_cases as cases
+from levelfield.tests import small
 
 
 def factors(case: cases.Case) -> list[Any]:
@@ -169,6 +174,47 @@ def test_passes_are_one_a_component_and_one_for_the_reserves() -> None:
         assert other.passes == 10
 
 
+@pytest.mark.parametrize(
+    ("values", "claimed"),
+    [
+        # Two of its components, then three, four from 2, 3 and 4 intervals on; reserves for 25.
+        ("mode=exact", 1 + 0.96 + 0.94 + 0.92 + 0.5),
+        ("mode=exact,cap=2", 1 + 0.96 + 0.5),
+        ("mode=exact,advance=false", 1 + 0.96 + 0.94 + 0.92),
+        ("mode=exact,growth=false,rank=3", 3.0),
+        ("mode=exact,growth=false,rank=3,advance=false,stagger=0.25", 1 + 0.75 + 0.5),
+        ("mode=exact,inner=lion", 1 + 0.96 + 0.94 + 0.92 + 0.5),
+        ("mode=prefix", 1.0),
+        ("mode=shared,cap=8", 1.0),
+        ("mode=exact,cap=many", 1.0),  # which it refuses
+    ],
+)
+def test_a_spec_claims_the_most_passes_that_its_values_make(values: str, claimed: float) -> None:
+    spec = load_spec(f"adapad({values})").value
+    assert spec.passes == pytest.approx(claimed)
+    assert load_spec(f"{spec.name}(alpha=8)").value.passes == pytest.approx(claimed)
+
+
+@pytest.mark.parametrize("values", ["growth=false,rank=3,stagger=0.0", "cap=3", ""])
+def test_no_run_makes_more_passes_than_its_spec_claims(values: str) -> None:
+    reference = f"adapad({','.join(part for part in ('mode=exact', values) if part)})"
+    case = cases.start(reference, steps=50)
+    case.take(50)
+    claimed = load_spec(reference).value.passes
+    assert 0.6 * claimed < case.passes / 50 <= claimed + 1e-9
+
+
+def test_a_budget_in_passes_buys_fewer_steps_of_the_exact_form() -> None:
+    protocol = small.changed(steps=100)
+    budget = dataclasses.replace(protocol.budget, unit="passes", amount=100.0)
+    protocol = dataclasses.replace(protocol, budget=budget)
+    bought = {
+        mode: horizons.steps(protocol, load_spec(f"adapad(mode={mode})").value, [])
+        for mode in ("shared", "prefix", "exact")
+    }
+    assert bought == {"shared": 100, "prefix": 100, "exact": 23}
+
+
 def test_prefix_takes_the_passes_of_exact_evenly() -> None:
     whole = exact(growth=False, rank=3, stagger=0.0)
     whole.rule.backward(batch(whole), 0)
@@ -176,6 +222,7 @@ def test_prefix_takes_the_passes_of_exact_evenly() -> None:
     case = cases.start("adapad(mode=prefix)", growth=False, rank=3, stagger=0.0)
     spread(case)
     seen: Counter[int] = Counter()
+    order: list[int] = []
     for step in range(60):
         for param in case.model.parameters():
             param.grad = None
@@ -188,7 +235,10 @@ def test_prefix_takes_the_passes_of_exact_evenly() -> None:
             torch.testing.assert_close(a[k], row[k])
             torch.testing.assert_close(b[:, k], column[:, k])
         assert all((param.grad is not None) == (k == 2) for param in case.rule.head)
+        order.append(k)
     assert all(12 <= seen[k] <= 28 for k in range(3))
+    # Drawn, not taken in turn: batches come in turns too.
+    assert 10 <= sum(a == b for a, b in pairwise(order)) <= 30
 
 
 def test_shared_without_growth_is_lora() -> None:
@@ -210,6 +260,13 @@ def test_shared_without_growth_is_lora() -> None:
     assert moved > 1.0
     assert case.told["ranks"] == lora.told["ranks"]
     assert case.told["deployed_parameters"] == lora.told["deployed_parameters"]
+
+
+def test_without_growth_a_budget_is_the_rank_of_a_lora() -> None:
+    for hparams in ({"budget": 36}, {"rank": 3}):
+        case = cases.start("adapad", growth=False, alpha=6.0, **hparams)
+        assert case.told["ranks"] == dict.fromkeys(case.rule.layers, 3)
+        assert {float(layer.scale) for layer in factors(case)} == {2.0}
 
 
 @pytest.mark.parametrize("mode", ["shared", "exact"])
@@ -331,6 +388,25 @@ def test_the_projection_bounds_every_component() -> None:
             assert float(sizes.detach().max()) <= 0.5 * (1 + 1e-5)
 
 
+def test_the_projection_is_of_a_component_with_its_gain() -> None:
+    """In the shared form a component is s E b a."""
+    case = cases.start("adapad", radius=0.5)
+    spread(case)
+    layer = factors(case)[0]
+    with torch.no_grad():
+        layer.fixed.copy_(torch.tensor([1.0, 0.0, RESERVE, 0.0]))
+        layer.learned.copy_(torch.tensor([0.0, 1.0, 0.0, 0.0]))
+        layer.lora_E[1] = 3.0
+        before = [torch.outer(layer.lora_B[:, j], layer.lora_A[j]) for j in range(4)]
+        project_(layer, 0.5)
+        for j, gain in enumerate((1.0, 3.0, RESERVE, 0.0)):
+            now = torch.outer(layer.lora_B[:, j], layer.lora_A[j])
+            size = float(layer.scale * gain * before[j].norm())
+            assert size > 0.5 or j > 1
+            share = min(1.0, 0.5 / size) if size else 1.0
+            torch.testing.assert_close(now, share * before[j])
+
+
 def test_each_signal_chooses_its_own_modules() -> None:
     chosen = {}
     for signal in ("both", "importance", "uncertainty", "random"):
@@ -344,6 +420,17 @@ def test_each_signal_chooses_its_own_modules() -> None:
         assert sum(case.rule.ranks) == 24
     assert len(set(chosen.values())) >= 3
     assert chosen["random"] not in [chosen[s] for s in ("both", "importance", "uncertainty")]
+
+
+def test_scores_are_of_gradients_that_are_not_clipped() -> None:
+    found = []
+    for bound in (None, 1e-3):
+        case = cases.start("adapad", clip_norm=bound)
+        spread(case)
+        case.take(1)
+        found.append(case.rule.kept.state["importance"])
+    assert bool((found[0] > 0).all())
+    assert torch.equal(*found)
 
 
 def test_sensitivity_is_the_mean_of_weight_times_gradient() -> None:

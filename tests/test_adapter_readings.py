@@ -112,6 +112,24 @@ def test_ard_lora_hardens_once_and_then_leaves_its_scales() -> None:
     assert cases.same_bits(scales, after)
 
 
+def test_the_scales_have_the_gradient_of_the_objective() -> None:
+    """lambda (|a|_1 + beta |a(t) - a(t-1)|) by autograd, of scales that rose and that fell."""
+    case = cases.start("ard_lora", smooth=0.3)
+    rule = case.rule
+    rule.kept.state["lambda"].fill_(0.7)
+    with torch.no_grad():
+        for index, exponent in enumerate(rule.exponents):
+            exponent += 0.2 * (-1) ** index
+            exponent.grad = torch.ones_like(exponent)
+    free = torch.cat([exponent.detach() for exponent in rule.exponents]).requires_grad_()
+    scales = torch.nn.functional.softplus(free)
+    (slope,) = torch.autograd.grad(0.7 * (scales + 0.3 * (scales - 1.0).abs()).sum(), free)
+    rule.before(0)
+    found = torch.cat([exponent.grad for exponent in rule.exponents]) - 1.0
+    torch.testing.assert_close(found, slope)
+    torch.testing.assert_close(rule.kept.state["scales"], scales.detach())
+
+
 def test_lambda_rises_above_the_budget_and_pulls_ranks_down() -> None:
     wide, tight = (
         cases.start("ard_lora", budget=budget, dual_rate=0.5, steps=60, lr=0.05)

@@ -35,6 +35,7 @@ def record(name: str, seed: int, loss: float, found: Mapping[str, int] | None) -
             "deployed_parameters": 100 * rank,
             "head_parameters": 770,
             "ranks": dict(found),
+            "budget": 28,
         }
     return TrialRecord(
         run_id="r", phase="final", protocol="p", optimizer=name, trial=seed, seed=seed,
@@ -99,6 +100,7 @@ def test_the_table_counts_what_records_tell(tmp_path: Path) -> None:
     assert rows["chosen"]["trained_parameters"] == 2_700
     assert rows["chosen"]["passes_a_step"] == 2.0
     assert rows["chosen"]["total_rank"] == 24
+    assert rows["chosen"]["rank_budget"] == 28  # what it may keep, beside what it does
     assert rows["adamw"]["deployed_parameters"] == 50_000
     assert "it trains all of the model" in rows["adamw"]["missing"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,17 @@ import torch
 from torch import nn
 
 from levelfield.bench import models
-from levelfield.bench.build import adapt
+from levelfield.bench.build import adapt, inner_hparams, trained_by
 from levelfield.bench.check import run_checks
 from levelfield.bench.meter import state_bytes
 from levelfield.bench.reference import load_spec
 from levelfield.bench.registry import OPTIMIZERS, whole_model
 from levelfield.bench.spec import BenchError
-from levelfield.bench.study import method_digest
+from levelfield.bench.study import check_adapters, load_method, method_digest
 from levelfield.optimizers._adapter import find_targets, is_adapter
 from levelfield.optimizers._adapter_clock import moments_factor
 from levelfield.optimizers._adapter_export import as_lora, export, merged, updates
+from levelfield.protocols._adapters import METHODS
 from levelfield.tests import adapter_cases as cases
 from levelfield.tests import small
 
@@ -191,6 +193,26 @@ def test_the_budget_is_met_and_never_exceeded(name: str) -> None:
     assert series[-1][1] == 24
 
 
+def test_adapters_that_are_compared_have_one_budget_and_one_head() -> None:
+    told = {name: cases.start(name).told for name in METHODS if name != "adamw"}
+    assert len(told) == len(METHODS) - 1
+    assert {name: found["budget"] for name, found in told.items()} == dict.fromkeys(told, 24)
+    assert len({found["head_parameters"] for found in told.values()}) == 1
+
+
+@pytest.mark.parametrize("name", ["adapad", "adapad(mode=exact)", "increlora"])
+def test_trained_is_the_most_that_moves_in_one_step(name: str) -> None:
+    case = cases.start(name, steps=60, interval=0.1, share=0.2)
+    params = [p.tensor for p in case.params if is_adapter(p.info.name)]
+    most = 0
+    while case.rule.plain["grows"]:
+        before = [param.detach().clone() for param in params]
+        case.take(1)
+        moved = [int((a != b).sum()) for a, b in zip(before, params, strict=True)]
+        most = max(most, sum(moved))
+    assert case.told["trained_parameters"] == most > case.told["deployed_parameters"]
+
+
 # --- counts -----------------------------------------------------------------------------------
 
 
@@ -309,6 +331,43 @@ def test_exported_it_is_a_plain_lora_that_peft_loads(name: str, tmp_path: Path) 
         assert len(set(case.told["ranks"].values())) > 1  # or the pattern would prove little
 
 
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("adapad(signal=loss)", "accepted: both, importance"),
+        ("increlora(inner=sophia)", "increlora acts between gradient and update"),
+        ("adapad(budget=3)", "below one rank a module"),
+        ("lora(alpha=0)", "alpha=0"),
+    ],
+)
+def test_a_run_refuses_an_adapter_before_it_trains(reference: str, message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        check_adapters(small.changed(steps=30), [load_method(reference)])
+
+
+def test_kept_weights_come_with_the_adapter_alone(tmp_path: Path) -> None:
+    """Merged for whoever wants one model, and as what peft loads beside the weights before it."""
+    from peft import PeftModel
+
+    from levelfield.bench import final_weights, tasks
+
+    warnings.simplefilter("ignore")  # of peft on transformers
+    case = cases.start("adapad", causal=True)
+    case.take(cases.STEPS)
+    request = small.request("adapad", small.changed(steps=30))
+    task = tasks.open_task(request.protocol, "cpu")
+    with case.stepper.evaluating(), torch.no_grad():
+        final_weights.save(tmp_path, request, case.model, case.model.state_dict(), task)
+        expected = case.model(input_ids=cases.tokens(-1)).logits
+    folder = final_weights.folder_of(tmp_path, request)
+    base = cases.llama().eval()
+    kept = PeftModel.from_pretrained(base, str(folder / final_weights.ADAPTER)).eval()
+    with torch.no_grad():
+        seen = kept(input_ids=cases.tokens(-1)).logits
+    torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-5)
+    assert (folder / "model.safetensors").is_file()
+
+
 # --- another method under it ------------------------------------------------------------------
 
 
@@ -328,6 +387,30 @@ def test_another_method_trains_the_adapter() -> None:
     # What a run is the result of includes the method under it.
     digests = {method_digest(load_spec(f"lora(inner={inner})")) for inner in ("muon", "lion")}
     assert len({*digests, method_digest(load_spec("lora"))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "value"),
+    [
+        ("lora(inner=foam)", "alpha", 0.25),  # and not 8, LoRA's own
+        ("adapad(inner=apollo_mini)", "rank", 1),
+        ("adapad(inner=apollo)", "growth", 1.01),
+        ("lora(inner=foam,alpha=4)", "alpha", 0.25),
+        ("lora(inner=foam(alpha=0.5))", "alpha", 0.5),
+        ("lora", "weight_decay", 0.0),
+        ("adapad", "eps", 1e-12),
+        ("lora(weight_decay=0.2)", "weight_decay", 0.2),
+        ("sora(inner=lion)", "weight_decay", 0.1),
+        ("lora(inner=adamw(weight_decay=0.1))", "weight_decay", 0.1),
+        ("adapad(inner=adamw(eps=1e-8))", "eps", 1e-8),
+        ("lora(inner=muon)", "embed_multiplier", 1.0),
+    ],
+)
+def test_the_method_under_an_adapter_keeps_its_own_values(
+    reference: str, name: str, value: float
+) -> None:
+    spec = load_spec(reference).value
+    assert inner_hparams(trained_by(spec)[1], spec.defaults())[name] == value
 
 
 def test_a_scale_that_is_no_learning_rate_takes_its_place() -> None:
@@ -352,6 +435,8 @@ def test_a_plain_adapter_goes_with_a_method_of_its_own_stepper() -> None:
         ("lora(inner=muo)", "unknown optimizer 'muo'"),
         ("muon(inner=adamw)", "muon has no 'inner'"),
         ("lora(inner=muon,lr=0.1)", "is what tuning moves in"),
+        ("lora(inner=deflation_parallel)", "deflation_parallel trains bilinear alone"),
+        ("rslora(rank_stabilised=maybe)", "of another kind"),
     ],
 )
 def test_a_method_that_cannot_be_under_an_adapter_is_refused(reference: str, message: str) -> None:
@@ -377,7 +462,22 @@ def test_a_rule_needs_gradients_between_pass_and_update() -> None:
         ("lora", {"rank": 0}, "rank=0"),
         ("adapad", {"budget": 3}, "budget=3 is below one rank a module"),
         ("increlora", {"budget": 11}, "accepted: 12 or more"),
-        ("increlora", {"rank": 0}, "rank=0 is below one rank a module"),
+        ("increlora", {"rank": 0}, "rank=0"),
+        ("adapad", {"rank": "two"}, "rank='two'"),
+        ("debora", {"rank": 0, "budget": 24}, "rank=0"),
+        ("lora", {"alpha": 0.0}, r"alpha=0.0 \(accepted: a number above 0"),
+        ("rslora", {"alpha": "big"}, "alpha='big'"),
+        ("adalora", {"alpha": -1.0}, "alpha=-1.0"),
+        ("lora", {"dropout": 1.0}, "dropout=1.0"),
+        ("sora", {"dropout": -0.1}, "dropout=-0.1"),
+        ("adapad", {"interval": 0.6}, "at most 0.5"),
+        ("increlora", {"share": 0.0}, "share=0.0"),
+        ("adapad", {"radius": -1.0}, "accepted: null, or a number above 0"),
+        ("adapad", {"score_beta1": 1.0}, "score_beta1=1.0"),
+        ("adalora", {"score_beta": 1.0}, "score_beta=1.0"),
+        ("adalora", {"settle": 1.0}, "settle=1.0"),
+        ("sora", {"sparsity": -1.0}, "sparsity=-1.0"),
+        ("ard_lora", {"temperature": 0.0}, "temperature=0.0"),
         ("adapad", {"budget": 49}, "does not fit into 12 modules of at most 4"),
         ("adapad", {"mode": "both"}, "accepted: shared, exact, prefix"),
         ("adapad", {"signal": "loss"}, "accepted: both, importance"),
@@ -447,6 +547,30 @@ def test_a_late_component_takes_the_steps_of_a_fresh_adam() -> None:
         torch.testing.assert_close(shared, fresh, rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "warmup"), [("adapad", 6), ("adapad(mode=exact)", 6), ("increlora", 12)]
+)
+def test_a_new_reserve_takes_adams_first_step_within_a_warm_up_of_its_own(
+    name: str, warmup: int
+) -> None:
+    """Adam's first step is the rate in every entry, whatever the gradient."""
+    case = cases.start(name, steps=60, interval=0.2, clip_norm=None)
+    case.take(24)  # the first growth
+    (grown,) = (m for m, rank in enumerate(case.rule.ranks) if rank == 2)
+    layer, rate = case.rule.modules[grown], case.hparams["lr"] / warmup
+    for age in (1, 2):
+        reserve = layer.lora_B[:, 2].detach().clone()
+        gain = None if layer.lora_E is None else float(layer.lora_E[1].detach())
+        case.take(1)
+        moved = (layer.lora_B[:, 2].detach() - reserve).abs()
+        if age == 1:
+            assert moved.tolist() == pytest.approx([rate] * len(moved), rel=0.1)
+            if gain is not None:  # of the component that was committed
+                assert abs(float(layer.lora_E[1].detach()) - gain) == pytest.approx(rate, rel=1e-2)
+        else:
+            assert 1.2 * rate < float(moved.max()) < 2.2 * rate
+
+
 # --- levelfield check -------------------------------------------------------------------------
 
 
@@ -457,6 +581,13 @@ def test_check_says_what_is_not_for_adapters() -> None:
     assert outcomes.pop("matrix") == outcomes.pop("groups") == "unsupported"
     assert set(outcomes.values()) == {"passed"}
     assert "not for adapters" in found["matrix"].reason
+
+
+def test_the_passes_of_the_exact_form_are_checked() -> None:
+    spec = load_spec("adapad(mode=exact,cap=2)").value
+    for one, outcome in ((spec, "passed"), (replace(spec, passes=1.0), "failed")):
+        found = {check.name: check for check in run_checks(one, ("passes",))}
+        assert found["passes"].outcome == outcome, found["passes"].reason
 
 
 @pytest.mark.slow

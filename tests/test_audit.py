@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from levelfield.bench import api
 from levelfield.bench.audit import RULES, Finding, audit, is_fair
+from levelfield.bench.family import Family
 from levelfield.bench.spec import Budget, TrialRecord, Tuner
 from levelfield.bench.store import MANIFEST, RECORDS, RUNNING, Run, RunWriter, load_run
 from levelfield.cli import app
@@ -431,6 +432,39 @@ def test_misuse_is_one_line(run: Run, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["audit", str(path)])
         assert done.exit_code == 2
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_records_there_is_nothing_to_audit(run: Run, tmp_path: Path) -> None:
+    empty = rewritten(run, tmp_path, [])
+    done = CliRunner().invoke(app, ["audit", str(empty.path)])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"levelfield: nothing to audit: {empty.path} has no records "
+        f"(`levelfield run --resume {empty.path}` trains what is missing)\n"
+    )
+
+
+def test_members_without_records_are_no_part_of_a_familys_verdict(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = rewritten(run, tmp_path / "whole", list(run.records))
+    empty = rewritten(run, tmp_path / "empty", [])
+    members: list[tuple[str, Run]] = [("whole", whole), ("empty", empty)]
+    monkeypatch.setattr("levelfield.bench.family.is_family", lambda path: True)
+    monkeypatch.setattr(
+        "levelfield.bench.family.load_family", lambda path: Family(path, {}, tuple(members))
+    )
+    done = CliRunner().invoke(app, ["audit", str(tmp_path)])
+    assert done.exit_code == 0
+    first, *_, last = done.stdout.splitlines()
+    assert first == f"{tmp_path / 'empty'}: no records, nothing to audit"
+    assert last.startswith(f"{tmp_path / 'whole'}: fair (")
+    for left in ([("empty", empty)], []):
+        members[:] = left
+        done = CliRunner().invoke(app, ["audit", str(tmp_path)])
+        assert done.exit_code == 2
+        assert f"nothing to audit: {tmp_path} has no records" in done.stderr
 
 
 def test_the_page_shows_what_the_audit_finds(run: Run) -> None:

@@ -24,7 +24,7 @@ from levelfield.cli import Result, app, emit
 
 COMMANDS = {
     "audit": ["PATH", "--json"],
-    "check": ["NAME", "--json"],
+    "check": ["NAME", "--timeout", "--json"],
     "doctor": ["--json"],
     "list": ["KIND", "--out", "--json"],
     "memory": [
@@ -294,6 +294,23 @@ def test_a_list_without_runs_says_so(tmp_path: Path) -> None:
     assert done.stdout == f"no runs under {tmp_path / 'nothing'}\n"
 
 
+def test_names_with_dashes_are_shown_as_papers_write_them() -> None:
+    for dashed, name in (("adamw-split", "adamw_split"), ("glue-cpu-nli", "glue_cpu_nli")):
+        done = call("show", dashed)
+        assert done.exit_code == 0, done.output
+        assert name in done.stdout.splitlines()[0]
+
+
+def test_an_adapter_tells_what_trains_it_and_a_source_has_no_other_shape() -> None:
+    told = call("show", "lora(inner=lion)").stdout
+    assert "trained by          lion, or lora(inner=NAME)\n" in told
+    assert "trained by" not in call("show", "lion").stdout
+    sourced, own = call("show", "glue_cpu_nli").stdout, call("show", "smoke").stdout
+    assert "model.source" in sourced
+    assert "model.hidden" not in sourced
+    assert "model.hidden" in own
+
+
 @pytest.mark.parametrize("name", ["adamw", "lion", "smoke"])
 def test_a_record_is_shown(name: str) -> None:
     done = call("show", name)
@@ -342,6 +359,9 @@ UNKNOWN_METHOD = r"unknown optimizer 'adamv' (did you mean"
         (["run", "smoke", "--device", "cuda"], "device 'cuda' is not there (this machine has no"),
         (["run", "smoke", "--device", "cuda:1"], "device 'cuda:1' is not there"),
         (["run", "smoke", "--rerun-stale"], "--rerun-stale goes with --resume"),
+        (["run", "smoke", "--from", "lora"], "--from lora (accepted: RUN:method:seed, of a run"),
+        (["run", "smoke", "--from", "runs/x:lora:"], "--from runs/x:lora: (accepted: RUN:method"),
+        (["run", "smoke", "--from", "none:lora:1"], "model.source=none:lora:1: there is no run"),
         (["run", "--resume", "nothing"], "no run at nothing"),
         (["run", "--into", "nothing", "-o", "lion"], "no run at nothing"),
         (["run", "smoke", "--tuned-from", "nothing"], "no run at nothing"),

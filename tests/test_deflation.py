@@ -17,6 +17,7 @@ import torch
 from levelfield.bench import bilinear, family, tasks
 from levelfield.bench.audit_case import Case
 from levelfield.bench.audit_trial import batches
+from levelfield.bench.reference import load_spec
 from levelfield.bench.registry import OPTIMIZERS, PROTOCOLS
 from levelfield.bench.spec import BenchError, Protocol, TrialRecord
 from levelfield.bench.store import Run
@@ -254,6 +255,7 @@ def test_passes_and_state_are_what_is_claimed(name: str) -> None:
     assert record.passes == pytest.approx(spec.passes * ROUNDS - joining)
     assert record.state_bytes == record.claimed_state_bytes == 0
     assert record.parameters == 8 * (30 + 24)
+    assert load_spec(f"{name}(local_steps=3)").value.passes == 3 * spec.passes
     more = small.train(name, short(8), local_steps=3)
     assert more.passes == pytest.approx(3 * small.train(name, short(8)).passes)
 

@@ -175,6 +175,29 @@ def test_the_penalty_and_its_gradient_are_of_committed_components_alone() -> Non
     assert torch.count_nonzero(expected[0][2:]) == 0
 
 
+def test_a_step_adds_the_gradient_of_the_penalty() -> None:
+    case = cases.start("increlora", penalty=0.3)
+    made, ranks = case.rule.modules, case.rule.ranks
+    case.loss(case.model, 0).backward()
+    pairs = [tensor for one in made for tensor in (one.lora_A, one.lora_B)]
+    before = [tensor.grad.clone() for tensor in pairs]
+    slopes = torch.autograd.grad(penalty(made, ranks, 0.3), pairs)
+    case.rule.before(0)
+    for tensor, grad, slope in zip(pairs, before, slopes, strict=True):
+        torch.testing.assert_close(tensor.grad, grad + slope)
+        assert torch.count_nonzero(slope) > 0
+
+
+def test_a_reserve_is_not_deployed() -> None:
+    case = cases.start("increlora", steps=60, interval=0.2)
+    assert all(one.gain().tolist()[1:] == pytest.approx([RESERVE, 0, 0, 0, 0, 0, 0])
+               for one in case.rule.modules)  # fmt: skip
+    case.take(30)
+    with case.stepper.evaluating():
+        for one, rank in zip(case.rule.modules, case.rule.ranks, strict=True):
+            assert torch.count_nonzero(one.gain().detach()) == rank
+
+
 def test_at_the_budget_reserves_are_switched_off() -> None:
     case = cases.start("increlora", steps=60, share=1.0)
     case.take(1)

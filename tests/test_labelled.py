@@ -15,7 +15,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from torch import Tensor, nn
 
-from levelfield.bench import encode, models
+from levelfield.bench import encode, model_source, models
 from levelfield.bench.example_batches import EVAL_BATCH
 from levelfield.bench.labelled import Classification
 from levelfield.bench.spec import BenchError, Model
@@ -453,6 +453,29 @@ def test_a_trial_learns_which_sentences_have_a_cat(method: str, place: Path) -> 
     assert record.status == "ok", record.reason
     share = np.mean(["cat" in text for text in cases.sentences(400)])
     assert record.scores["report"]["accuracy"] > max(share, 1 - share) + 0.05
+
+
+def test_a_head_of_another_width_is_made_afresh_and_the_body_is_kept(
+    place: Path, bert: Model
+) -> None:
+    """Weights that a task of two labels left start a task of three, and a regression."""
+    folder = place / "two_labels"
+    left = model_source.load_model(bert, "classification", 0, {"num_labels": 2})
+    left.save_pretrained(str(folder))  # type: ignore[operator]
+    source = replace(bert, source=str(folder))
+    body = {name: value for name, value in left.state_dict().items() if "classifier" not in name}
+    for labels in (1, 3):
+        settings = {"num_labels": labels}
+        heads = []
+        for seed in (0, 0, 1):
+            made = model_source.load_model(source, "classification", seed, settings).state_dict()
+            assert all(torch.equal(made[name], value) for name, value in body.items())
+            heads.append(made["classifier.weight"])
+        assert heads[0].shape == (labels, 16)
+        assert torch.equal(heads[0], heads[1])
+        assert not torch.equal(heads[0], heads[2])
+    same = model_source.load_model(source, "classification", 5, {"num_labels": 2}).state_dict()
+    assert torch.equal(same["classifier.weight"], left.state_dict()["classifier.weight"])
 
 
 def test_the_tokenizer_is_left_with_the_weights(place: Path, bert: Model) -> None:

@@ -82,6 +82,19 @@ def test_gates_start_normal_and_close_for_good_or_open_again() -> None:
     assert case.told["trained_parameters"] == 8 * (sum(width.values()) + 12)
 
 
+def test_factors_and_head_decay_and_gates_do_not() -> None:
+    case = cases.start("sora")
+    decay = {
+        id(param): group["weight_decay"]
+        for optimizer in case.stepper.optimizers
+        for group in optimizer.param_groups
+        for param in group["params"]
+    }
+    for param in case.params:
+        assert decay[id(param.tensor)] == (0.1 if param.tensor.ndim == 2 else 0.0)
+    assert gates(case).ndim == 1
+
+
 def test_more_lambda_leaves_fewer() -> None:
     left = []
     for sparsity in (0.0, 2.0, 8.0):

@@ -15,7 +15,7 @@ import torch
 from levelfield.bench import sources, train
 from levelfield.bench.digest import canonical_json, derive_seed
 from levelfield.bench.schedules import lr_factor
-from levelfield.bench.spec import Model, Protocol, Schedule, TrialRecord
+from levelfield.bench.spec import Model, Phase, Protocol, Schedule, TrialRecord
 from levelfield.bench.store import comparable
 from levelfield.bench.tasks import Reading
 from levelfield.bench.train_request import Progress
@@ -118,6 +118,13 @@ def test_a_short_trial_has_no_timed_step_and_says_so(steps: int) -> None:
         assert record.steps == steps
         assert (record.tokens_per_s is not None) == (steps > train.UNTIMED_STEPS)
         assert ("windows" in record.wall_s) == (phase == "timing" and steps > train.UNTIMED_STEPS)
+
+
+@pytest.mark.parametrize("phase", ["tune", "timing"])
+def test_a_loss_that_is_not_finite_ends_a_trial_of_every_phase(phase: Phase) -> None:
+    record = small.train(small.plugin("faulty:NAN_FIRST"), small.changed(steps=8), phase=phase)
+    assert record.status == "diverged"
+    assert (record.reason or "").startswith("training loss is nan at step ")
 
 
 def test_a_window_of_the_timing_phase() -> None:

@@ -12,7 +12,7 @@ from levelfield.reports.frames import frame
 from levelfield.reports.measure import Measured, Missing
 from levelfield.reports.ranks import RankMap, late_share, of_method
 from levelfield.reports.svg import INK, SERIES, SOFT, canvas, export, look, style
-from levelfield.reports.text import big, clean, fixed, signed
+from levelfield.reports.text import big, clean, count, fixed, signed
 from levelfield.reports.view import Method, View
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ COLUMNS = (
     "deployed_parameters",
     "head_parameters",
     "total_rank",
+    "rank_budget",
     "late_share",
     "passes_a_step",
 )
@@ -73,6 +74,7 @@ def adapters(view: View) -> DataFrame:
         loss = stats.mean(list(method.losses.values()))
         passes = [r.passes / r.steps for r in method.good if r.steps]
         heads = [r.adapter.get("head_parameters") for r in method.good if r.adapter]
+        budgets = [r.adapter["budget"] for r in method.good if "budget" in r.adapter]
         none = Missing("it trains all of the model")
         rows.append(
             {
@@ -82,11 +84,16 @@ def adapters(view: View) -> DataFrame:
                 "deployed_parameters": parameters(method, "deployed_parameters"),
                 "head_parameters": heads[0] if heads and heads[0] is not None else none,
                 "total_rank": none if found is None else sum(found.ranks.values()),
+                "rank_budget": _first(budgets) if heads else none,
                 "late_share": none if found is None else _known(late_share(found)),
                 "passes_a_step": stats.mean(passes) if passes else Missing("no good final"),
             }
         )
     return frame(COLUMNS, rows)
+
+
+def _first(values: list[Any]) -> Measured:
+    return values[0] if values else Missing("no final tells it")
 
 
 def _known(value: float | None) -> Measured:
@@ -105,6 +112,7 @@ def _table(view: View) -> Any:
             Column("deployed_parameters", "deployed", big),
             Column("head_parameters", "head, beside both", big),
             Column("total_rank", "ranks in all", lambda v: fixed(v, 1)),
+            Column("rank_budget", "of at most", count),
             Column("late_share", "of them in the last third", lambda v: f"{fixed(100 * v, 0)} %"),
             Column("passes_a_step", "passes a step", lambda v: fixed(v, 2)),
         ],

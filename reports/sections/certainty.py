@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from levelfield.bench.inference import MEASURED
 from levelfield.bench.spec import Section
-from levelfield.reports import charts, tables
+from levelfield.reports import charts, tables, units
 from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
-from levelfield.reports.text import clean, fixed, short, signed
+from levelfield.reports.text import clean, fixed, short
 from levelfield.reports.view import View
 
 
@@ -56,7 +56,7 @@ def _power(view: View) -> list[Part]:
             frame,
             [
                 Column("method", "method", align="left"),
-                Column("difference_nats", "difference, nats", lambda v: signed(v, 4)),
+                Column("difference_nats", "difference, nats", units.gap(view)),
                 Column("studies_needed", "studies to show it at power 0.8", short),
                 Column("tost_power", "power of TOST if equal", lambda v: fixed(v, 2)),
                 Column("tost_p", "p, TOST", _p),
@@ -75,9 +75,9 @@ def _all_pairs(view: View) -> Part:
             Column("method", "first", align="left"),
             Column("other", "second", align="left"),
             Column("studies", "studies"),
-            Column("difference_nats", "difference, nats", lambda v: signed(v, 4)),
-            Column("interval_low_nats", "95 % from", lambda v: signed(v, 4)),
-            Column("interval_high_nats", "to", lambda v: signed(v, 4)),
+            Column("difference_nats", "difference, nats", units.gap(view)),
+            Column("interval_low_nats", "95 % from", units.gap(view)),
+            Column("interval_high_nats", "to", units.gap(view)),
             Column("p", "p", _p),
             Column("p_holm", "p, Holm", _p),
             Column("better", "better", align="left"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from levelfield.bench.spec import Section
-from levelfield.reports import charts, facts, measure
+from levelfield.reports import charts, facts, measure, units
 from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
 from levelfield.reports.text import (
     binary_unit,
@@ -109,7 +109,7 @@ def _pareto(view: View) -> Part:
         facts.pareto(view),
         [
             Column("method", "method", align="left"),
-            Column("report_loss_mean_nats", "mean report loss", lambda v: fixed(v, 4)),
+            Column("report_loss_mean_nats", "mean report loss", units.written(view)),
             Column("memory_bytes", "memory, bytes", count),
             Column("dominated_by", "dominated by", lambda v: v or "none: in the set", align="left"),
         ],

@@ -39,10 +39,15 @@ def _counting(view: View) -> str:
     each = (
         "the same number of tokens" if unit == "steps" else f"{budget['amount']:g} {unit} a trial"
     )
+    spends = (
+        f"may spend {trials} trials in each of {studies} tuning studies"
+        if view.tuned
+        else "is tried once, where tuning would start"
+    )
     return (
-        f"Every method may spend {trials} trials in each of {studies} tuning studies, all of "
-        f"{each}. All count: complete, diverged, out of memory, timed out, raised. Only a trial "
-        "whose run was interrupted from outside runs again, free and from its start"
+        f"Every method {spends}, all of {each}. All count: complete, diverged, out of memory, "
+        "timed out, raised. Only a trial whose run was interrupted from outside runs again, free "
+        "and from its start"
         f" ({plural(len(view.manifest.get('interruptions') or ()), 'interruption')} here). Finals, "
         "sweep and timing cost every method the same number of trials; extra forward/backward "
         "passes inside a step are counted and shown." + _frozen(view)
@@ -69,7 +74,7 @@ def _budget(view: View) -> Part:
         ledger.budget(view),
         [
             Column("method", "method", align="left"),
-            Column("tuning_trials", "tuning trials"),
+            Column("tuning_trials", "tuning trials" if view.tuned else "first trials"),
             Column("ok", "ok"),
             Column("diverged", "diverged"),
             Column("undertrained", "undertrained"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from levelfield.bench.spec import Section
-from levelfield.reports import merits
+from levelfield.reports import merits, units
 from levelfield.reports.blocks import Block, Column, Part, Prose, grid
-from levelfield.reports.text import clean, fixed, signed
+from levelfield.reports.text import clean, fixed
 from levelfield.reports.view import View
 
 READING = (
@@ -33,9 +33,9 @@ def render(view: View) -> Block | None:
                     Column("from", "from", align="left"),
                     Column("rung", "to", align="left"),
                     Column("step", "what is added", align="left"),
-                    Column("gain_nats", "gain, nats", lambda v: signed(v, 4)),
-                    Column("gain_low_nats", "95 % from", lambda v: signed(v, 4)),
-                    Column("gain_high_nats", "to", lambda v: signed(v, 4)),
+                    Column("gain_nats", "gain, nats", units.gap(view)),
+                    Column("gain_low_nats", "95 % from", units.gap(view)),
+                    Column("gain_high_nats", "to", units.gap(view)),
                     Column("p_holm", "p, Holm", lambda v: fixed(v, 4)),
                 ],
             ),
@@ -50,9 +50,9 @@ def render(view: View) -> Block | None:
                 moved,
                 [
                     Column("method", "method", align="left"),
-                    Column("tuned_here_nats", "tuned here", lambda v: fixed(v, 4)),
-                    Column("untuned_nats", "not tuned again", lambda v: fixed(v, 4)),
-                    Column("transfer_loss_nats", "transfer loss, nats", lambda v: signed(v, 4)),
+                    Column("tuned_here_nats", "tuned here", units.written(view)),
+                    Column("untuned_nats", "not tuned again", units.written(view)),
+                    Column("transfer_loss_nats", "transfer loss, nats", units.gap(view)),
                     Column("seeds", "seeds"),
                 ],
             )

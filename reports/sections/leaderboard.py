@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from levelfield.bench.spec import Section
-from levelfield.reports import measure, tables
+from levelfield.reports import measure, tables, units
 from levelfield.reports.blocks import Block, Cell, Column, Prose, Table, grid
 from levelfield.reports.eligible import dig
 from levelfield.reports.strip import axis, scale, strip
@@ -26,6 +26,11 @@ from levelfield.reports.text import (
 )
 from levelfield.reports.view import View
 
+UNTUNED = (
+    "Nothing was tuned: every method ran at one point, where tuning would start, so nothing is "
+    "ranked. Another rate could turn the order round; more budget.trials and budget.studies=3 tune "
+    "every method."
+)
 SEED_LUCK = (
     "At these hyper-parameters: these intervals see seed luck, not tuning luck. A second round of "
     "tuning could find other values, so nothing is ranked; budget.studies=3 tunes every method "
@@ -54,7 +59,8 @@ def render(view: View) -> Block:
             "noisy one may hold a better place than its median suggests."
         )
     seeds_only = any(method.good and len(method.study_values) < 2 for method in view.methods)
-    luck = [Prose(SEED_LUCK, "strong")] if seeds_only and view.ranked else []
+    words = SEED_LUCK if view.tuned else UNTUNED
+    luck = [Prose(words, "strong")] if seeds_only and view.ranked else []
     return Block(parts=(table, *luck, *(Prose(text, "beside") for text in reading)))
 
 
@@ -66,7 +72,7 @@ def _unit(view: View) -> str:
 
 
 def _table(view: View) -> Table:
-    frame = tables.leaderboard(view)
+    frame, written = tables.leaderboard(view), units.written(view)
     on = scale(view)
     methods = {clean(method.name): method for method in view.methods}
     unit, exponent = binary_unit(
@@ -105,8 +111,8 @@ def _table(view: View) -> Table:
         studies, seeds_run = row["studies"], row["good_finals"]
         over = f"{studies} × {seeds_run // studies}" if studies > 1 else f"n={seeds_run}"
         return Cell(
-            text=fixed(row["report_loss_mean_nats"], 4),
-            sub=f"± {fixed(half, 4)}, {over}" + ("" if seeds_run == row["finals"] else " †"),
+            text=written(row["report_loss_mean_nats"]),
+            sub=f"± {written(half)}, {over}" + ("" if seeds_run == row["finals"] else " †"),
         )
 
     def difference(row: Mapping[str, Any]) -> Cell | None:
@@ -141,16 +147,20 @@ def _table(view: View) -> Table:
             for name in found.tuned
             if name in found.hparams
         ]
-        return Cell(text="\n".join(lines) or "–", sub=f"⚠ {edge}" if edge else "")
+        return Cell(text="\n".join(lines) or "–", sub=f"⚠ {edge}" if edge and view.tuned else "")
 
     reference = clean(view.reference)
     columns = [
         Column("method", "method", align="left"),
         Column("strip", "report loss, every seed", align="left", help=axis(on) if on else ""),
-        Column("report_loss_median_nats", "median", lambda v: fixed(v, 4)),
-        Column("report_loss_mean_nats", "mean, 95 % interval", lambda v: fixed(v, 4)),
+        Column("report_loss_median_nats", "median", written),
+        Column("report_loss_mean_nats", "mean, 95 % interval", written),
         Column("tokens_to_reference", f"tokens to {reference}'s loss"),
-        Column("tuning_gain_nats", "tuning gain", lambda v: fixed(v, 3)),
+        *(
+            (Column("tuning_gain_nats", "tuning gain", lambda v: fixed(v, 3)),)
+            if view.tuned
+            else ()
+        ),
         Column("step_time_ratio", f"step time, × {reference}", lambda v: fixed(v, 2)),
         Column("state_bytes", f"state, {unit} ({unit_note(exponent)})"),
         Column(
@@ -159,12 +169,16 @@ def _table(view: View) -> Table:
             lambda v: significant(v / 2**peak_exponent, 3),
         ),
         Column("failures", "failures", lambda v: (v or "none").replace("; ", "\n"), align="left"),
-        Column("best_hparams", "best hyper-parameters", align="left"),
+        Column(
+            "best_hparams",
+            "best hyper-parameters" if view.tuned else "hyper-parameters",
+            align="left",
+        ),
     ]
     if view.ranked:
         columns.insert(4, Column("difference_to_baseline_nats", f"against {clean(view.baseline)}"))
     if dig(view.manifest, "data", "floor_loss_nats") is not None:
-        columns.insert(3, Column("loss_minus_floor_nats", "median − floor", lambda v: fixed(v, 4)))
+        columns.insert(3, Column("loss_minus_floor_nats", "median − floor", written))
     if view.ranked:
         columns.insert(0, Column("place", "place"))
     return grid(

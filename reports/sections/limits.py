@@ -44,8 +44,10 @@ def _sentences(view: View) -> list[str]:
         f"{short(seeds) if seeds else 'The'} final seeds a study show the luck of initial weights "
         "and of batch order. "
         + (
-            "They say nothing about the luck of the tuning: another sequence of trials could end "
-            "at other hyper-parameters, for every method."
+            "Nothing was tuned: at other hyper-parameters the order could be another one."
+            if not view.tuned
+            else "They say nothing about the luck of the tuning: another sequence of trials could "
+            "end at other hyper-parameters, for every method."
             if studies < 2
             else f"{studies} tuning studies a method show the luck of the tuning as well, as far "
             "as so few can."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from levelfield.bench.spec import Section
-from levelfield.reports import ledger, tables
+from levelfield.reports import ledger, tables, units
 from levelfield.reports.blocks import Block, Bullets, Code, Column, Part, Prose, grid
 from levelfield.reports.eligible import dig
 from levelfield.reports.text import bytes_text, clean, count, fixed, short
@@ -83,7 +83,11 @@ def _finals(view: View) -> Part:
             Column("seed", "seed"),
             Column("status", "status", align="left"),
             Column("report_loss_nats", "report loss", lambda v: fixed(v, 5)),
-            Column("perplexity", "perplexity", lambda v: fixed(v, 3)),
+            *(
+                (Column("perplexity", "perplexity", lambda v: fixed(v, 3)),)
+                if units.reads_tokens(view)
+                else ()
+            ),
             Column("selection_loss_nats", "selection loss", lambda v: fixed(v, 5)),
             Column("tokens", "tokens", count),
             Column("steps", "steps"),

@@ -19,7 +19,7 @@ READING = (
 
 def render(view: View) -> Block | None:
     """The sweep's curves and a table."""
-    if not any(method.tune for method in view.methods):
+    if not view.tuned or not any(method.tune for method in view.methods):
         return None
     parts: list[Part] = []
     if any(method.sweep for method in view.methods):

@@ -35,14 +35,18 @@ def render(view: View) -> Block | None:
             Column("undertrained_finals", "finals undertrained"),
             Column("spikes_max", "spikes, worst seed"),
             Column("grad_norm_max", "largest gradient norm", lambda v: significant(v, 3)),
-            Column("loss_range_over_seeds_nats", "range over seeds, nats", lambda v: fixed(v, 4)),
+            Column("loss_range_over_seeds_nats", "range over seeds, nats", units.written(view)),
         ],
     )
     words = (SCORED if units.scored(view) else UNSCORED) + (
         " A spike is a step whose training loss exceeds the trend of its trailing window by 7 "
-        "standard deviations. The gradient norm is the global one before clipping. The tuner looks "
-        "for the limit of stability on purpose, so diverged trials are no flaw by themselves."
+        "standard deviations. The gradient norm is the global one before clipping."
     )
+    if view.tuned:
+        words += (
+            " The tuner looks for the limit of stability on purpose, so diverged trials are no "
+            "flaw by themselves."
+        )
     return Block(parts=(table, Prose(words)))
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from levelfield.bench.spec import Section
-from levelfield.reports import facts, figures
+from levelfield.reports import facts, figures, units
 from levelfield.reports.blocks import Block, Column, Part, Prose, drawing, grid
-from levelfield.reports.text import fixed, short, shortened
+from levelfield.reports.text import short, shortened
 from levelfield.reports.view import View
 
 
 def render(view: View) -> Block | None:
     """Every trial as a dot, and the gain over the paper's defaults."""
-    if not any(method.tune for method in view.methods):
+    if not view.tuned or not any(method.tune for method in view.methods):
         return None
     parts: list[Part] = []
     words = (
@@ -43,9 +43,9 @@ def _gains(view: View) -> Part:
             Column("method", "method", align="left"),
             Column("good_trials", "good trials"),
             Column("trials", "of"),
-            Column("default_selection_loss_nats", "loss at defaults", lambda v: fixed(v, 4)),
-            Column("best_selection_loss_nats", "best loss", lambda v: fixed(v, 4)),
-            Column("tuning_gain_nats", "gain, nats", lambda v: fixed(v, 4)),
+            Column("default_selection_loss_nats", "loss at defaults", units.written(view)),
+            Column("best_selection_loss_nats", "best loss", units.written(view)),
+            Column("tuning_gain_nats", "gain, nats", units.written(view)),
             Column("scale", "scale", align="left"),
             Column("default_scale_value", "default", short),
             Column("best_scale_value", "best", short),
@@ -69,7 +69,7 @@ def _trials(view: View) -> Part:
             Column("trial", "trial"),
             Column("tuned", "tuned values", _values, align="left"),
             Column("status", "status", align="left"),
-            Column("selection_loss_nats", "selection loss", lambda v: fixed(v, 4)),
+            Column("selection_loss_nats", "selection loss", units.written(view)),
             Column("is_best", "best", lambda v: "best" if v else "", align="left"),
             Column("reason", "reason", lambda v: v, align="left"),
         ],
