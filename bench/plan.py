@@ -241,9 +241,12 @@ def _trained_infos(
 def _operations(
     protocol: Protocol, spec: OptimizerSpec, parameters: int, learned: int | None
 ) -> tuple[float, str]:
-    """Of a step, with words for them: 6 a parameter and token (Kaplan et al. 2020), namely 2 forward,
-    2 for the gradients of the layers' inputs, 2 for those of the weights; the last of these only for
-    what is trained. An adapter of unknown size is small beside the model: it counts as nothing."""
+    """Of a step, with words for them.
+
+    6 a parameter and token (Kaplan et al. 2020): 2 forward, 2 for the gradients of the layers'
+    inputs, 2 for those of the weights. The last 2 are made for what is trained alone. An adapter of
+    unknown size is small beside the model and counts as nothing.
+    """
     share = 6.0 * parameters if learned == parameters else 4.0 * parameters + 2.0 * (learned or 0)
     words = "6 x parameters x tokens"
     if learned != parameters:

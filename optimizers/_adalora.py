@@ -155,7 +155,8 @@ class AdaLora(Rule):
         ranks = self.ranks()
         return {
             "trained_parameters": sum(k * (self.width[n] + 1) for n, k in self.init.items()),
-            "deployed_parameters": sum(k * (self.width[n] + 1) for n, k in ranks.items()),
+            # The singular values go into a factor, as they are exported and as others are counted.
+            "deployed_parameters": sum(k * self.width[n] for n, k in ranks.items()),
             "ranks": {name.removesuffix(f".lora_E.{NAME}"): k for name, k in ranks.items()},
             "budget": self.allocator.target_bgt,
             "cap": max(self.init.values()),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from levelfield.bench.spec import BenchError
 from levelfield.bench.stepper import BuildContext, StepBatch
-from levelfield.optimizers._adapter import LowRankLinear, budget_of, set_masks
+from levelfield.optimizers._adapter import LowRankLinear, budget_of, room_of, set_masks
 from levelfield.optimizers._adapter_growth import Growing, ones, with_one
 from levelfield.optimizers._adapter_scores import period
 
@@ -36,9 +36,7 @@ def held_by(hparams: Mapping[str, Any], modules: int) -> int:
         BenchError: a budget that does not fit.
     """
     if hparams["growth"]:
-        cap: int = hparams["cap"]
-        budget_of(hparams, modules, cap)
-        return cap
+        return room_of(hparams, modules)
     budget = budget_of(hparams, modules)
     if budget % modules:
         raise BenchError(

@@ -268,6 +268,17 @@ def budget_of(hparams: Mapping[str, Any], modules: int, cap: int | None = None) 
     return int(budget)
 
 
+def room_of(hparams: Mapping[str, Any], modules: int) -> int:
+    """Components that a module of a growing adapter has room for: `cap`, or what is left of the
+    budget where every other module has one.
+
+    Raises:
+        BenchError: a budget that does not fit.
+    """
+    cap = check_rank(hparams["cap"], "cap")
+    return min(cap, budget_of(hparams, modules, cap) - modules + 1)
+
+
 def head_parameters(names: Mapping[str, int]) -> int:
     """Trained elements outside of the adapter, from name -> elements."""
     return sum(size for name, size in names.items() if not is_adapter(name))

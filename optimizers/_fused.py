@@ -133,6 +133,11 @@ def clip_norm_of(ctx: BuildContext, hparams: Mapping[str, Any]) -> float | None:
     return ctx.clip_norm if hparams["clip"] == "two_pass" else None
 
 
+def passes_at(hparams: Mapping[str, Any]) -> float:
+    """One more pass to know the norm that the second one clips by."""
+    return 2.0 if hparams["clip"] == "two_pass" else 1.0
+
+
 def _discard(param: Tensor, grad: Tensor, group: Mapping[str, Any]) -> None:
     """The gradient is measured already."""
 

@@ -50,7 +50,13 @@ from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec, ParamInfo
 from levelfield.bench.stepper import BuildContext
 from levelfield.optimizers._claims import owners
-from levelfield.optimizers._fused import FusedOptimizer, FusedStepper, clip_norm_of, work_dtype
+from levelfield.optimizers._fused import (
+    FusedOptimizer,
+    FusedStepper,
+    clip_norm_of,
+    passes_at,
+    work_dtype,
+)
 
 
 def rms(tensor: Tensor) -> Tensor:
@@ -194,5 +200,6 @@ SPEC = OptimizerSpec(
         "clip": "none",
     },
     state_bytes=state_bytes,
+    passes_at=passes_at,
     cannot=("grad_accumulation", "distributed"),
 )

@@ -47,10 +47,10 @@ from levelfield.bench.spec import OptimizerSpec
 from levelfield.bench.stepper import AdapterContext, BuildContext
 from levelfield.optimizers._adapter import (
     LowRankLinear,
-    budget_of,
     find_targets,
     inject,
     normal_,
+    room_of,
 )
 from levelfield.optimizers._adapter_growth import Growing, ones, with_one
 from levelfield.optimizers._adapter_scores import averages_bytes, growth_steps, period
@@ -64,8 +64,7 @@ RESERVE = 1e-5
 def adapt(model: nn.Module, ctx: AdapterContext, hparams: Mapping[str, Any]) -> nn.Module:
     """Layers of `cap` components; the first has E = 0, so that nothing changes at first."""
     check_values(hparams)
-    cap = hparams["cap"]
-    budget_of(hparams, len(find_targets(model, hparams["target"])), cap)
+    cap = room_of(hparams, len(find_targets(model, hparams["target"])))
 
     def make(base: nn.Linear) -> LowRankLinear:
         scale = hparams["alpha"] / hparams["rank"]

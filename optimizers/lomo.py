@@ -44,7 +44,13 @@ from torch.optim.optimizer import ParamsT
 from levelfield.bench import space
 from levelfield.bench.spec import OptimizerSpec, ParamInfo
 from levelfield.bench.stepper import BuildContext
-from levelfield.optimizers._fused import FusedOptimizer, FusedStepper, clip_norm_of, work_dtype
+from levelfield.optimizers._fused import (
+    FusedOptimizer,
+    FusedStepper,
+    clip_norm_of,
+    passes_at,
+    work_dtype,
+)
 from levelfield.optimizers._ops import decay_, descend_
 
 
@@ -96,5 +102,6 @@ SPEC = OptimizerSpec(
     fixed={"weight_decay": 0.0, "clip": "two_pass"},
     state_bytes=state_bytes,
     passes=2.0,
+    passes_at=passes_at,
     cannot=("grad_accumulation", "distributed"),
 )

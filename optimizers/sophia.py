@@ -297,6 +297,7 @@ SPEC = OptimizerSpec(
     },
     state_bytes=copies(2),
     passes=1.1,
+    passes_at=lambda hparams: 1.0 + 1.0 / hparams["hessian_every"],
     refreshes="estimates of the Hessian's diagonal",
     switches=hessian_steps,
     cannot=("distributed",),  # labels are drawn for the batch as a whole, from one generator

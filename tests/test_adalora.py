@@ -109,7 +109,7 @@ def test_scores_masks_and_budget_are_those_of_the_formulas() -> None:
     last = pruned[-1][1]
     assert case.told["ranks"] == {m: sum(last[m]) for m in names}
     width = {n: m.in_features + m.out_features for n, m in modules().items()}
-    deployed = sum(sum(last[m]) * (width[m] + 1) for m in names)
+    deployed = sum(sum(last[m]) * width[m] for m in names)  # E is folded into B
     assert case.told["deployed_parameters"] == deployed
     assert case.told["trained_parameters"] == 4 * (sum(width.values()) + 12)
     assert rule.kept.refreshes == len(pruned)

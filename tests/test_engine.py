@@ -280,6 +280,11 @@ def test_plans_count_what_an_adapter_trains() -> None:
     # Seven matrices of a layer: 4 of 16 x 16, 3 of 16 x 24; two moments of 4 bytes.
     assert lora == 2 * 4 * (4 * 32 + 3 * 40)
     assert adamw > 10 * lora
+    # Frozen weights have no gradient: 2 forward, 2 back to the inputs, 2 for what is trained.
+    whole, own = told["parameters"], lora // 8
+    flops = {row["method"]: row["flops"] / row["tokens"] for row in told["methods"]}
+    assert flops["adamw"] == pytest.approx(6 * whole)
+    assert flops["lora(rank=1)"] == pytest.approx(4 * whole + 2 * own)
     with pytest.raises(BenchError, match="depends on its model and task"):
         memory.plan("60m", ["lora"])
 

@@ -98,6 +98,12 @@ def test_what_is_promoted_fits_the_budget_and_the_cap(seed: int) -> None:
     assert not chosen or min(values[m] for m in chosen) >= max(left, default=-1.0)
 
 
+@pytest.mark.parametrize("method", ["increlora", "adapad"])
+def test_no_module_has_room_that_its_budget_can_never_fill(method: str) -> None:
+    case = cases.start(method, cap=10**6)
+    assert case.rule.cap == 24 - 12 + 1
+
+
 def moves(eps: float) -> tuple[float, float]:
     """How far committed and reserve rows of A go in 50 steps before any growth, on average."""
     case = cases.start("increlora", steps=200, interval=0.5, penalty=0.0, eps=eps)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from levelfield.bench import accounting
 from levelfield.bench.check import Bench
 from levelfield.bench.meter import state_bytes as stored_bytes
+from levelfield.bench.reference import load_spec
 from levelfield.bench.spec import BenchError, OptimizerSpec, ParamInfo, Role
 from levelfield.bench.stepper import BuildContext, GradientStepper, Parameter, StepBatch
 from levelfield.optimizers import adalomo, lomo
@@ -345,6 +346,7 @@ def test_passes(spec: OptimizerSpec) -> None:
         batch = linear(params, [np.ones(param.info.shape) for param in params])
         stepper.step(batch, 1.0)
         assert batch.passes == passes
+        assert norm is None or load_spec(f"{spec.name}(clip={clip})").value.passes == passes
     with pytest.raises(ValueError, match="accepted: two_pass, none"):
         make(spec, parameters(MODEL), clip="value")
 
