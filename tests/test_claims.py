@@ -769,14 +769,17 @@ def test_the_section_shows_what_touches_the_run_and_names_the_rest(tmp_path: Pat
     losses = dict(zip(names, (OLD, NEW_BETTER, NEW_WORSE, NEW_SAME), strict=True))
     found = seen(losses, tmp_path, claims="adamw_split", reference="adamw_split")
     block = SECTION.render(found)
-    (table,) = block.tables
+    table, silent = block.tables
     rows = plain_rows(table.frame)
     told = {row["key"]: row["verdict"] for row in rows}
     assert "no data" not in told.values()
     assert told["foam-residual"] == "reproduced"
     assert len(table.rows) == len(told)
     words = " ".join(p.text for p in block.parts if hasattr(p, "text"))
-    assert "not in this run: adafrugal-time," in words
+    rest = {row["key"]: row for row in plain_rows(silent.frame)}
+    assert set(told) | set(rest) == {item.key for item in CLAIMS}
+    assert rest["adafrugal-time"]["because"] == "no adafrugal_t"
+    assert silent.folded
     assert "1 reproduced" in words
     verdicts = [row[2].text.replace("\N{NO-BREAK SPACE}", " ") for row in table.rows]
     assert verdicts[0] == "reproduced"

@@ -53,8 +53,12 @@ def render(view: View) -> Block | None:
             _table(told),
             Prose(words, "beside"),
         ]
-    if len(told) < len(judged):
-        parts.append(Prose(_silent(judged), "beside" if told else ""))
+    silent = [item for item in judged if item.verdict == "no data"]
+    if told and silent:
+        parts.append(_silent(silent))
+    elif silent:
+        count = plural(len(silent), "claim")
+        parts.append(Prose(f"No data: of {count} none has its methods and its task in this run."))
     return Block(parts=tuple(parts))
 
 
@@ -110,13 +114,19 @@ def _table(told: Sequence[Judged]) -> Table:
     )  # fmt: skip
 
 
-def _silent(judged: Sequence[Judged]) -> str:
+def _silent(silent: Sequence[Judged]) -> Table:
     """The claims that this run has nothing on."""
-    keys = [item.claim.key for item in judged if item.verdict == "no data"]
-    if len(keys) == len(judged):
-        count = plural(len(keys), "claim")
-        return f"No data: of {count} none has its methods and its task in this run."
-    return f"No data, for these methods or tasks are not in this run: {', '.join(keys)}."
+    return grid(
+        "claims_without_data",
+        f"No data on {plural(len(silent), 'claim')}",
+        claims_table.table(silent),
+        [
+            Column("paper", "paper", align="left"),
+            Column("claim", "claim", align="left"),
+            Column("because", "why", align="left"),
+        ],
+        folded=True,
+    )
 
 
 SECTION = Section(
