@@ -14,6 +14,7 @@ from torch import nn
 
 from levelfield.bench.digest import to_plain
 from levelfield.bench.model_source import WEIGHTS
+from levelfield.bench.quiet import quiet_imports
 from levelfield.bench.spec import BenchError
 from levelfield.bench.tasks import Task
 from levelfield.bench.train_request import TrialRequest
@@ -61,7 +62,8 @@ def save(
     task.write_tokenizer(part)
     export: Any = getattr(adapted, "exported", None)
     if export is not None:
-        with contextlib.suppress(BenchError):  # no component is left
+        # Refused where no component is left. peft looks for what it could quantise by.
+        with quiet_imports(), contextlib.suppress(BenchError):
             export(adapted, part / ADAPTER)
     origin = {
         "run_id": request.run_id,
