@@ -25,6 +25,7 @@ class Coordinator:
     process: subprocess.Popen[str]
     mark: str
     out: Path
+    started_s: float
 
     def pids(self) -> set[int]:
         """Every living process that the run has started, found by its mark."""
@@ -47,6 +48,14 @@ class Coordinator:
     def running(self) -> list[str]:
         folder = self.folder / RUNNING if self.folder else None
         return sorted(item.name for item in folder.iterdir()) if folder else []
+
+    def began(self, key: str) -> bool:
+        """Whether this coordinator has begun the cell: a marker may be left from one before it."""
+        if self.folder is None:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / RUNNING / key).stat().st_mtime > self.started_s
+        return False
 
     def wait_for(self, ready: Callable[[], object], limit_s: float = 180.0) -> None:
         end_s = time.monotonic() + limit_s
@@ -77,6 +86,7 @@ def starting(folder: Path, root: Path) -> Iterator[Callable[..., Coordinator]]:
 
     def begin(code: str, *arguments: str) -> Coordinator:
         mark = f"{MARK}={uuid.uuid4()}"
+        started_s = time.time()
         process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
             env={**os.environ, MARK: mark.partition("=")[2]},
@@ -86,7 +96,7 @@ def starting(folder: Path, root: Path) -> Iterator[Callable[..., Coordinator]]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        started.append(Coordinator(process, mark, folder))
+        started.append(Coordinator(process, mark, folder, started_s))
         return started[-1]
 
     yield begin

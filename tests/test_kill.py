@@ -161,7 +161,7 @@ def test_killed_again_and_again(
     """Every interruption of a cell is counted."""
     coordinator = start(COORDINATOR, str(tmp_path), *METHODS)
     for code in ("import sys; from levelfield.bench import api; api.resume(sys.argv[1])", None):
-        coordinator.wait_for(lambda who=coordinator: "tune-slow-0-0" in who.running())
+        coordinator.wait_for(lambda who=coordinator: who.began("tune-slow-0-0"))
         coordinator.wait_for(lambda who=coordinator: len(who.pids()) >= 4)
         os.kill(coordinator.process.pid, signal.SIGKILL)
         assert coordinator.ended()
