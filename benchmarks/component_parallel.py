@@ -23,6 +23,7 @@ import json
 import math
 import multiprocessing
 import os
+import queue
 import socket
 import statistics
 import time
@@ -61,7 +62,7 @@ def prepared(config: Protocol, components: int, reserve: bool, group: Group) -> 
     """A trial before its first step."""
     hparams = {
         **OPTIMIZERS.load("adapad").value.defaults(),
-        **{"mode": "exact", "growth": reserve, "stagger": 0.0, "interval": 1.0},
+        **{"mode": "exact", "growth": reserve, "stagger": 0.0, "interval": 0.5},
         **{"rank": components + reserve, "cap": components + reserve},
     }
     request = TrialRequest(
@@ -183,8 +184,13 @@ def started(processes: int, args: Any) -> list[dict[str, Any]]:
     for worker in workers:
         worker.start()
     rows = []
-    for _ in CASES[: args.cases]:
-        rows.append(told.get(timeout=1800))
+    while len(rows) < len(CASES[: args.cases]):
+        try:
+            rows.append(told.get(timeout=5))
+        except queue.Empty:
+            if any(worker.exitcode for worker in workers):
+                raise SystemExit("a process failed: its traceback is above") from None
+            continue
         print(line(rows[-1]), flush=True)
     for worker in workers:
         worker.join()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.bench import power, stats
 from levelfield.bench.spec import Section
+from levelfield.reports import units
 from levelfield.reports.blocks import Block, Column, Figure, Part, Prose, drawing, grid
 from levelfield.reports.frames import frame
 from levelfield.reports.measure import Measured, Missing
@@ -107,7 +108,7 @@ def _table(view: View) -> Any:
         adapters(view),
         [
             Column("method", "method", align="left"),
-            Column("error", "report loss", lambda v: fixed(v, 3)),
+            Column("error", "report loss", units.written(view)),
             Column("trained_parameters", "trained, most at once", big),
             Column("deployed_parameters", "deployed", big),
             Column("head_parameters", "head, beside both", big),
