@@ -319,7 +319,11 @@ def test_a_group_goes_on_from_a_checkpoint(parallel: str, tmp_path: Path) -> Non
     for found in in_pairs(gone_on, parallel, names, str(tmp_path)):
         for straight, resumed in found.values():
             assert straight.steps == STEPS, straight.reason
-            assert comparable(resumed) == comparable(straight)
+            one, other = comparable(resumed), comparable(straight)
+            # gloo's thread frees its buffers when it gets there: a few bytes in the peak.
+            peaks, others = one.pop("peak_bytes"), other.pop("peak_bytes")
+            assert peaks == pytest.approx(others, rel=0.01)
+            assert one == other
             assert len(straight.final_sha256 or "") == 64
     from safetensors.torch import load_file
 
