@@ -313,6 +313,10 @@ def gone_on(group: Group, parallel: str, names: Sequence[str], folder: str) -> A
     return found
 
 
+def known(sizes: Mapping[str, int | None]) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
 @pytest.mark.parametrize("parallel", KINDS)
 def test_a_group_goes_on_from_a_checkpoint(parallel: str, tmp_path: Path) -> None:
     names = {"ddp": ("galore",), "fsdp2": ("adamw", "soap")}[parallel]
@@ -322,7 +326,7 @@ def test_a_group_goes_on_from_a_checkpoint(parallel: str, tmp_path: Path) -> Non
             one, other = comparable(resumed), comparable(straight)
             # gloo's thread frees its buffers when it gets there: a few bytes in the peak.
             peaks, others = one.pop("peak_bytes"), other.pop("peak_bytes")
-            assert peaks == pytest.approx(others, rel=0.01)
+            assert known(peaks) == pytest.approx(known(others), rel=0.01)
             assert one == other
             assert len(straight.final_sha256 or "") == 64
     from safetensors.torch import load_file
