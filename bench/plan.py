@@ -196,6 +196,7 @@ def _estimate(
     device: str,
     tflops: float | None,
 ) -> Estimate:
+    from levelfield.bench.build import claimed_state_bytes
     from levelfield.bench.train_request import UNTIMED_STEPS
 
     parameters = sum(info.numel for info in infos)
@@ -223,7 +224,9 @@ def _estimate(
         flops=flops_a_step * steps,
         step_s=step_s,
         source=source,
-        state_bytes=None if mine is None else _state_bytes(protocol, method.spec, mine),
+        state_bytes=None
+        if mine is None
+        else claimed_state_bytes(method.spec, protocol, mine, method.spec.defaults(), 1.0),
     )
 
 
@@ -247,17 +250,12 @@ def _operations(
     inputs, 2 for those of the weights. The last 2 are made for what is trained alone. An adapter of
     unknown size is small beside the model and counts as nothing.
     """
-    share = 6.0 * parameters if learned == parameters else 4.0 * parameters + 2.0 * (learned or 0)
-    words = "6 x parameters x tokens"
-    if learned != parameters:
+    if learned == parameters:
+        share, words = 6.0 * parameters, "6 x parameters x tokens"
+    else:
+        share = 4.0 * parameters + 2.0 * (learned or 0)
         words = "(4 x parameters + 2 x trained) x tokens"
     return share * protocol.tokens_per_step * spec.passes, words
-
-
-def _state_bytes(protocol: Protocol, spec: OptimizerSpec, infos: tuple[ParamInfo, ...]) -> int:
-    from levelfield.bench.build import claimed_state_bytes
-
-    return claimed_state_bytes(spec, protocol, infos, spec.defaults(), 1.0)
 
 
 def _timed(
