@@ -327,6 +327,8 @@ def test_a_group_goes_on_from_a_checkpoint(parallel: str, tmp_path: Path) -> Non
             # gloo's thread frees its buffers when it gets there: a few bytes in the peak.
             peaks, others = one.pop("peak_bytes"), other.pop("peak_bytes")
             assert known(peaks) == pytest.approx(known(others), rel=0.01)
+            for kind in ("weights", "gradients", "state"):
+                assert peaks.get(kind) == others.get(kind)
             assert one == other
             assert len(straight.final_sha256 or "") == 64
     from safetensors.torch import load_file
